@@ -1,0 +1,94 @@
+"""The command line: verb -> command, imported when it is asked for, so that help and errors come back at once.
+
+Also here: what every failure looks like to the user (one line and an exit code). Not here: what any verb does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from remask import __version__, signals
+from remask.errors import DiskError, RemaskError, Stopped
+
+# verb -> its line in `remask --help`; each is commands/<verb with _>.py with a click command named `command`.
+VERBS = {
+    "quickstart": "From a folder of text to a pretrained, fine-tuned, exported model with a report, in one go.",
+    "prepare": "Raw files -> documents, a vocabulary and token shards.",
+    "inspect": "Look into prepared data: counts, samples, batches with their masks.",
+    "pretrain": "Train an encoder on prepared data.",
+    "switches": "Every design decision that can be turned, its values and its effect.",
+    "doctor": "What this machine can do, and what to do about what it cannot.",
+}
+
+
+class _Verbs(click.Group):
+    """Looks a verb's module up only when that verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [verb for verb in VERBS if importlib.util.find_spec(_module(verb))]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        return importlib.import_module(_module(cmd_name)).command
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        if args and args[0] not in VERBS:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], VERBS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else f" ({', '.join(VERBS)})"
+            raise click.UsageError(f"no verb {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl([(verb, VERBS[verb]) for verb in VERBS])
+
+
+def _module(verb: str) -> str:
+    return f"remask.commands.{verb.replace('-', '_')}"
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, message="remask %(version)s")
+def cli() -> None:
+    """RoBERTa as a tool: pretrain, fine-tune, measure and ship an encoder of your own.
+
+    Every verb takes a run file (remask VERB run.yaml --set a.b=c) or the short form that its --help shows.
+    """
+
+
+def main() -> None:
+    """Run a verb; a user's mistake ends in one line on stderr and the exit code of errors.py."""
+    try:
+        with signals.catch():
+            cli(prog_name="remask", standalone_mode=True)
+    except RemaskError as error:
+        _fail(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        _fail("stopped; run the same command again to go on", Stopped.exit_code)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except MemoryError:
+        _fail("out of memory; a smaller batch, length or --workers needs less", DiskError.exit_code)
+
+
+def _fail(message: str, code: int) -> None:
+    if "--debug" in sys.argv:
+        import traceback
+
+        traceback.print_exc()
+    for line in message.splitlines():
+        click.echo(f"remask: {line}", err=True)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

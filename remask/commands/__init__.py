@@ -1,0 +1,88 @@
+"""What every verb shares: the common options, building the run, and printing the result.
+
+A verb's file has its frozen run model, a click `command` whose function turns options into dotted keys, and
+`main(run, ...)`, which reads like a table of contents.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remask.config import Built, ConfigT, build_run, to_yaml
+from remask.progress import Progress
+
+
+@dataclass(frozen=True)
+class Common:
+    """The options that every verb takes."""
+
+    assignments: tuple[str, ...]
+    seed: int | None
+    dry_run: bool
+    print_config: bool
+    allow_change: tuple[str, ...]
+    json: bool
+    progress: Progress
+
+    def build(self, model: type[ConfigT], file: Path | None, base: str | None = None, **options: Any) -> Built[ConfigT]:
+        """The run from its file, --set and options (dots written as `__`); ends the command for --print-config."""
+        dotted = {key.replace("__", "."): value for key, value in options.items()}
+        if "seed" in model.model_fields:
+            dotted["seed"] = self.seed
+        built = build_run(model, file, self.assignments, dotted, base=base)
+        if self.print_config:
+            click.echo(to_yaml(built.run), nl=False)
+            raise click.exceptions.Exit(0)
+        return built
+
+    def show_differences(self, built: Built[Any]) -> None:
+        for key, old, new in built.differences:
+            self.progress.say(f"  {key}: {json.dumps(new)} ({built.base_name}: {json.dumps(old)})")
+
+    def result(self, values: Mapping[str, Any], text: str | None = None) -> None:
+        """The result on stdout: one JSON object with --json, the text for a person otherwise."""
+        if self.json:
+            click.echo(json.dumps(values, ensure_ascii=False, default=str))
+        elif text:
+            click.echo(text)
+
+
+def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options above to a click command; its function gets them as `common`."""
+
+    @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change a setting of the run.")
+    @click.option("--seed", type=int, help="The one seed that everything random follows from.")
+    @click.option("--dry-run", is_flag=True, help="Check everything, do nothing.")
+    @click.option("--print-config", is_flag=True, help="Print the whole run as YAML and stop.")
+    @click.option("--allow-change", default="", metavar="KEY,…", help="Settings that may differ from the run resumed.")
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+    @click.option("-q", "--quiet", is_flag=True, help="Say only what goes wrong.")
+    @click.option("-v", "--verbose", is_flag=True, help="Say more.")
+    @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+    @functools.wraps(function)
+    def wrapped(
+        *args: Any,
+        assignments: tuple[str, ...],
+        seed: int | None,
+        dry_run: bool,
+        print_config: bool,
+        allow_change: str,
+        as_json: bool,
+        quiet: bool,
+        verbose: bool,
+        debug: bool,
+        **options: Any,
+    ) -> Any:
+        progress = Progress(quiet=quiet, verbose=verbose)
+        allowed = tuple(key for key in allow_change.split(",") if key)
+        common = Common(assignments, seed, dry_run, print_config, allowed, as_json, progress)
+        return function(*args, common=common, **options)
+
+    return wrapped

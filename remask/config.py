@@ -1,0 +1,403 @@
+"""One YAML file -> one frozen run.
+
+In: a run file (with at most one `base:`), `--set a.b=c` words and values of command-line options. Out: a frozen,
+fully typed object, or a ConfigError that names the place, the value and what is allowed. Precedence: default <
+base < run file < --set and options. Every part of a run is a `Config` that lives beside the code that reads it;
+a field made by `switch` is one design decision, listed by `remask switches` and turned by the policy tests.
+Not here: any setting of any part.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from remask.errors import ConfigError, MissingInputError
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 30
+MAX_NODES = 50_000
+
+Effect = Literal["math", "data", "speed"]
+ConfigT = TypeVar("ConfigT", bound="Config")
+
+
+class Config(BaseModel):
+    """A frozen part of a run: unknown keys are refused, derived values are properties."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, protected_namespaces=())
+
+
+def setting(default: Any, doc: str, **bounds: Any) -> Any:
+    """A field that says where, how long or how much; not a design decision of the model or its training."""
+    return Field(default, description=doc, **bounds)
+
+
+def switch(default: Any, doc: str, *, effect: Effect, samples: Sequence[Any] = (), **bounds: Any) -> Any:
+    """A design decision. `samples`: values worth trying where the type does not list them (numbers)."""
+    extra: dict[str, Any] = {"effect": effect, "samples": list(samples)}
+    return Field(default, description=doc, json_schema_extra=extra, **bounds)
+
+
+# ---------------------------------------------------------------------------------------------------- YAML
+
+
+class _Loader(yaml.SafeLoader):
+    """Scalars as YAML 1.2 reads them: `no` and dates are text, `1e-3` is a number."""
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in (
+    ("null", r"^(?:null|~|)$", ["n", "~", ""]),
+    ("bool", r"^(?:true|false|True|False)$", list("tfTF")),
+    ("int", r"^[-+]?[0-9]+$", list("-+0123456789")),
+    ("float", r"^[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$", list("-+.0123456789")),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+
+_SCALARS: dict[str, Any] = {
+    "tag:yaml.org,2002:null": lambda text: None,
+    "tag:yaml.org,2002:bool": lambda text: text in ("true", "True"),
+    "tag:yaml.org,2002:int": int,
+    "tag:yaml.org,2002:float": float,
+    "tag:yaml.org,2002:str": str,
+}
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A parsed file: its values, and where each key stands."""
+
+    name: str
+    values: Any
+    lines: Mapping[tuple[str | int, ...], int]
+
+    def place(self, path: Sequence[str | int]) -> str:
+        """The line of a key, or of the nearest one above it that is written there."""
+        for end in range(len(path), 0, -1):
+            if (line := self.lines.get(tuple(path[:end]))) is not None:
+                return f"{self.name}:{line}"
+        return self.name
+
+
+def _parse(text: str, name: str) -> _Source:
+    """YAML without tags, anchors or repeated keys, bounded in size and depth before anything is built."""
+    try:
+        depth = 0
+        for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
+            place = f"{name}:{event.start_mark.line + 1}"
+            if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+                raise ConfigError(f"{place}: anchors and aliases are not supported; use a base: file")
+            if getattr(event, "tag", None):
+                raise ConfigError(f"{place}: tags such as {str(event.tag)[:40]} are not supported")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH or number > MAX_NODES:
+                raise ConfigError(f"{place}: nested too deeply or too long for a run file")
+        lines: dict[tuple[str | int, ...], int] = {}
+        node = yaml.compose(text, Loader=_Loader)
+        return _Source(name, None if node is None else _build(node, (), lines, name), lines)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{name}:{mark.line + 1}" if mark else name
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"{place}: not valid YAML: {problem}") from error
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{name}: a number that cannot be read: {str(error)[:80]}") from error
+
+
+def _build(node: yaml.Node, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], name: str) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.ScalarNode):
+        return _SCALARS[node.tag](node.value)
+    if isinstance(node, yaml.SequenceNode):
+        return [_build(child, (*path, index), lines, name) for index, child in enumerate(node.value)]
+    assert isinstance(node, yaml.MappingNode)
+    values: dict[str, Any] = {}
+    for key_node, child in node.value:
+        place = f"{name}:{key_node.start_mark.line + 1}"
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{place}: a key must be a word")
+        key = key_node.value
+        if key in values:
+            raise ConfigError(f"{place}: {key} is given twice")
+        lines[(*path, key)] = key_node.start_mark.line + 1
+        values[key] = _build(child, (*path, key), lines, name)
+    return values
+
+
+def _read(path: Path) -> _Source:
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise MissingInputError(f"{path}: no such run file") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path}: over {MAX_BYTES:,} bytes is no run file")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 (byte {error.start})") from error
+    source = _parse(text, str(path))
+    if source.values is None:
+        return _Source(source.name, {}, source.lines)
+    if not isinstance(source.values, dict):
+        raise ConfigError(f"{path}: a run file is a mapping of keys to values")
+    return source
+
+
+# ------------------------------------------------------------------------------------------- building a run
+
+
+def runs_folder() -> Path:
+    """Where the shipped run files are: inside the installed package, or beside it in a checkout."""
+    package = Path(__file__).resolve().parent
+    inside = package / "runs"
+    return inside if inside.is_dir() else package.parent / "runs"
+
+
+def find_base(name: str, beside: Path | None = None) -> Path:
+    """A base by its name (a file of runs/bases) or by a path relative to the run file."""
+    if name.endswith((".yaml", ".yml")):
+        return (beside.parent if beside else Path()) / name
+    path = runs_folder() / "bases" / f"{name}.yaml"
+    if not path.is_file():
+        known = sorted(p.stem for p in path.parent.glob("*.yaml"))
+        raise ConfigError(f"base: {name!r} is not one of {', '.join(known)}{_nearest(name, known)}")
+    return path
+
+
+def _merge(under: Any, over: Any) -> Any:
+    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
+        return over
+    merged = dict(under)
+    for key, value in over.items():
+        merged[key] = _merge(under[key], value) if key in under else value
+    return merged
+
+
+def parse_assignment(word: str) -> tuple[list[str], Any]:
+    """`train.learning_rate=1e-3` -> the key's parts and the value as the run file would read it."""
+    key, equals, text = word.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {word}: write it as KEY=VALUE, for instance train.learning_rate=1e-3")
+    return key.split("."), _parse(text, f"--set {word}").values
+
+
+def _nest(parts: Sequence[str], value: Any) -> Any:
+    for part in reversed(parts):
+        value = {part: value}
+    return value
+
+
+@dataclass(frozen=True)
+class Built(typing.Generic[ConfigT]):
+    """A run, and how it differs from its base (or, without one, from the defaults)."""
+
+    run: ConfigT
+    base_name: str
+    differences: list[tuple[str, Any, Any]]
+
+
+def build_run(
+    model: type[ConfigT],
+    file: Path | None = None,
+    assignments: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    base: str | None = None,
+) -> Built[ConfigT]:
+    """Put a run together. `options` are values of command-line options by dotted key; None means not given."""
+    source = _read(file) if file else _Source("command line", {}, {})
+    values = dict(source.values)
+    written_base = values.pop("base", None)
+    if written_base is not None and not isinstance(written_base, str):
+        raise ConfigError(f"{source.place(['base'])}: base must be one name, not {written_base!r}")
+    base = base or written_base
+    sources = [source]
+    under: Any = {}
+    if base is not None:
+        base_source = _read(find_base(base, file))
+        if "base" in base_source.values:
+            raise ConfigError(f"{base_source.place(['base'])}: a base has no base of its own")
+        under = base_source.values
+        sources.append(base_source)
+    merged = _merge(under, values)
+    for word in assignments:
+        parts, value = parse_assignment(word)
+        merged = _merge(merged, _nest(parts, value))
+        sources.insert(0, _Source(f"--set {word}", {}, {tuple(parts[: i + 1]): 0 for i in range(len(parts))}))
+    for key, value in (options or {}).items():
+        if value is not None:
+            merged = _merge(merged, _nest(key.split("."), value))
+    run = _validate(model, merged, sources)
+    reference = _validate(model, _fill_required(under, merged, model), sources)
+    return Built(run, base or "defaults", differences(dump(reference), dump(run)))
+
+
+def _fill_required(under: Any, merged: Any, model: type[Config]) -> Any:
+    """The base alone may lack what every run must say; take that from the run, so that it shows no difference."""
+    if not isinstance(merged, Mapping):
+        return under
+    filled = dict(under) if isinstance(under, Mapping) else {}
+    for name, field in model.model_fields.items():
+        if name not in merged:
+            continue
+        kind = _config_type(field.annotation)
+        if kind is not None and isinstance(merged[name], Mapping):
+            filled[name] = _fill_required(filled.get(name, {}), merged[name], kind)
+        elif field.is_required() and name not in filled:
+            filled[name] = merged[name]
+    return filled
+
+
+def _config_type(annotation: Any) -> type[Config] | None:
+    """The Config inside `X` or `X | None`."""
+    for kind in (
+        typing.get_args(annotation) if typing.get_origin(annotation) in (UnionType, typing.Union) else (annotation,)
+    ):
+        if isinstance(kind, type) and issubclass(kind, Config):
+            return kind
+    return None
+
+
+def _validate(model: type[ConfigT], values: Any, sources: Sequence[_Source]) -> ConfigT:
+    try:
+        # Through JSON: strict types, yet lists become tuples and text becomes paths.
+        return model.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        messages = [_explain(model, dict(problem), sources) for problem in error.errors()]
+        raise ConfigError("\n".join(dict.fromkeys(messages))) from error
+    except ValueError as error:
+        raise ConfigError(f"{sources[-1].name}: {error}") from error
+
+
+def _explain(model: type[Config], problem: dict[str, Any], sources: Sequence[_Source]) -> str:
+    path: tuple[str | int, ...] = tuple(problem["loc"])
+    written = tuple(part for part in path)
+    key = ".".join(str(part) for part in path)
+    place = _place(written, sources)
+    if problem["type"] == "extra_forbidden":
+        owner = _owner(model, path)
+        known = sorted(owner.model_fields) if owner else []
+        return f"{place}: unknown key {key}{_nearest(str(path[-1]), known) or ' (known: ' + ', '.join(known) + ')'}"
+    if problem["type"] == "missing":
+        return f"{place}: {key} is needed"
+    message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if problem["type"] == "literal_error":
+        message = f"must be one of {problem['ctx']['expected']}"
+    if isinstance(problem.get("input"), (dict, list)):
+        return f"{place}: {key}: {message}" if key else f"{place}: {message}"
+    return f"{place}: {key} = {_short(problem.get('input'))}: {message}"
+
+
+def _place(path: Sequence[str | int], sources: Sequence[_Source]) -> str:
+    for source in sources:
+        if tuple(path) in source.lines:
+            return source.name if source.name.startswith("--set") else source.place(path)
+    for source in sources:
+        if not source.name.startswith("--set"):
+            return source.place(path)
+    return sources[0].name
+
+
+def _owner(model: type[Config], path: Sequence[str | int]) -> type[Config] | None:
+    kind: type[Config] | None = model
+    for part in path[:-1]:
+        if kind is None or str(part) not in kind.model_fields:
+            return None
+        kind = _config_type(kind.model_fields[str(part)].annotation)
+    return kind
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    return f"; did you mean {match[0]}?" if match else ""
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# -------------------------------------------------------------------------------------- reading a run back
+
+
+def dump(config: Config) -> dict[str, Any]:
+    """Plain values, as a run file would hold them."""
+    return config.model_dump(mode="json")
+
+
+def to_yaml(config: Config) -> str:
+    return yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True)
+
+
+def fingerprint(value: Any) -> str:
+    """sha256 of a config's or plain value's canonical JSON."""
+    plain = dump(value) if isinstance(value, Config) else value
+    text = json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """(key, old value, new value) for every leaf that differs."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found: list[tuple[str, Any, Any]] = []
+        for key in [*old, *(k for k in new if k not in old)]:
+            found += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+        return found
+    return [] if old == new else [(prefix, old, new)]
+
+
+# ------------------------------------------------------------------------------------------------ switches
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One design decision: its key, its values (or sample values), default, line of text and effect."""
+
+    key: str
+    values: list[Any]
+    default: Any
+    doc: str
+    effect: Effect
+
+
+def switches(model: type[Config], prefix: str = "") -> Iterator[Switch]:
+    """Every switch of a run model, in order."""
+    for name, field in model.model_fields.items():
+        key = f"{prefix}{name}"
+        part = _config_type(field.annotation)
+        if part is not None:
+            yield from switches(part, f"{key}.")
+            continue
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and "effect" in extra:
+            values = [*_literal_values(field.annotation), *typing.cast(list[Any], extra["samples"])]
+            default = field.get_default(call_default_factory=True)
+            doc = field.description or ""
+            yield Switch(key, values, default, doc, typing.cast(Effect, extra["effect"]))
+
+
+def _literal_values(annotation: Any) -> list[Any]:
+    origin = typing.get_origin(annotation)
+    if origin is Literal:
+        return list(typing.get_args(annotation))
+    if annotation is bool:
+        return [False, True]
+    if annotation is NoneType:
+        return [None]
+    if origin in (UnionType, typing.Union):
+        return [value for kind in typing.get_args(annotation) for value in _literal_values(kind)]
+    return []

@@ -1,0 +1,65 @@
+"""What a user can do wrong or run into, each with the exit code that scripts rely on.
+
+Raise the class that fits with one sentence: the value, the place, what is allowed, what to do. The command line
+prints that sentence and exits with the code; `--debug` shows the traceback. Our own mistakes are `assert`s.
+"""
+
+
+class RemaskError(Exception):
+    """A mistake or fault outside the program; never raised itself."""
+
+    exit_code = 1
+
+
+class UsageError(RemaskError):
+    """The words of the command are off."""
+
+    exit_code = 2
+
+
+class DataError(RemaskError):
+    """Bad data: damaged, of another kind, too small for the settings."""
+
+    exit_code = 65
+
+
+class MissingInputError(RemaskError):
+    """A path that is not there."""
+
+    exit_code = 66
+
+
+class UnavailableError(RemaskError):
+    """Folder in use, extra not installed, precision or device that this machine lacks."""
+
+    exit_code = 69
+
+
+class GaveUpError(RemaskError):
+    """The run diverged, or crashed again and again."""
+
+    exit_code = 70
+
+
+class OutputError(RemaskError):
+    """The output cannot be written there."""
+
+    exit_code = 73
+
+
+class DiskError(RemaskError):
+    """The disk is full or failed."""
+
+    exit_code = 74
+
+
+class Stopped(RemaskError):
+    """Stopped by a signal with its state saved: the same command goes on."""
+
+    exit_code = 75
+
+
+class ConfigError(RemaskError):
+    """A bad run file or setting, or a resume that was refused."""
+
+    exit_code = 78

@@ -1,0 +1,101 @@
+"""The nouns that cross folders: Document, Batch, BatchSource, Loss. No torch at import.
+
+An `Array` is a numpy array when data/ or tasks/ makes it and a torch tensor once the loop has moved it to the
+device; the fields, shapes and meanings stay the same.
+
+Shapes: B rows of a batch, S positions of a row, M predicted positions over the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Protocol
+
+Array = Any
+IGNORE = -100  # a label that is not predicted, as everywhere in this ecosystem
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text with where it came from. `place` names file and record, for errors and drops."""
+
+    text: str
+    place: str
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a model reads and what it should say. Rows are padded on the right; `lengths_B` says where each ends."""
+
+    input_ids_BS: Array
+    lengths_B: Array
+    segment_ids_BS: Array | None = None
+    # Packed rows: which document a position belongs to (-1: padding; attention stays inside a document) and its
+    # position there. None: one document a row, positions 0..S-1.
+    document_ids_BS: Array | None = None
+    position_ids_BS: Array | None = None
+    # Masked LM: flat positions (row * S + column) and the ids that stood there.
+    masked_positions_M: Array | None = None
+    masked_labels_M: Array | None = None
+    # NSP and SOP: 1 = the second part really follows, 0 = it does not, IGNORE = the row is no pair.
+    sentence_labels_B: Array | None = None
+    # Fine-tuning: B classes, B numbers, B x C multi-label, B x S tags or B x 2 spans, as the task says.
+    labels: Array | None = None
+    example_ids_B: Array | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return self.input_ids_BS.shape[0]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.lengths_B.sum())
+
+    def map(self, change: Callable[[Array], Array]) -> Batch:
+        """The same batch with `change` applied to every array (to tensors, to a device, pinned)."""
+        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{name: change(array) for name, array in arrays.items() if array is not None})
+
+
+class BatchSource(Protocol):
+    """Batches as a pure function of a cursor: no state, so resume is storing the cursor.
+
+    A cursor is a small JSON value. `take` gives this rank's micro-batches of one optimizer step, and the next cursor.
+    """
+
+    def first_cursor(self) -> dict[str, Any]: ...
+
+    def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]: ...
+
+
+@dataclass(frozen=True)
+class Part:
+    """A sum and what it is a sum over: a part of the loss, or a metric that is averaged the same way."""
+
+    sum: Any
+    count: Any
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Sums by name (`mlm`, `sentence`, `causal`, `task`) with their counts, and metrics such as accuracy."""
+
+    parts: Mapping[str, Part]
+    metrics: Mapping[str, Part]
+
+
+class Objective(Protocol):
+    """What is learned. The loop divides every part by its global count (over micro-batches and ranks) and adds the
+    parts by weight, so that accumulation and world size do not change the mathematics."""
+
+    weights: Mapping[str, float]
+
+    def counts(self, batch: Batch) -> Mapping[str, int]:
+        """The counts of the parts, known before the forward pass."""
+        ...
+
+    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+        """`step` keys the dropout noise; None is evaluation, without noise."""
+        ...
