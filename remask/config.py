@@ -264,12 +264,16 @@ def _fill_required(under: Any, merged: Any, model: type[Config]) -> Any:
 
 def _config_type(annotation: Any) -> type[Config] | None:
     """The Config inside `X` or `X | None`."""
-    for kind in (
+    inside = (
         typing.get_args(annotation) if typing.get_origin(annotation) in (UnionType, typing.Union) else (annotation,)
-    ):
-        if isinstance(kind, type) and issubclass(kind, Config):
-            return kind
-    return None
+    )
+    return next((kind for kind in inside if isinstance(kind, type) and issubclass(kind, Config)), None)
+
+
+def _item_type(annotation: Any) -> type[Config] | None:
+    """The Config inside `tuple[X, ...]`."""
+    inside = typing.get_args(annotation) if typing.get_origin(annotation) is tuple else ()
+    return _config_type(inside[0]) if inside else None
 
 
 def _validate(model: type[ConfigT], values: Any, sources: Sequence[_Source]) -> ConfigT:
@@ -285,9 +289,8 @@ def _validate(model: type[ConfigT], values: Any, sources: Sequence[_Source]) -> 
 
 def _explain(model: type[Config], problem: dict[str, Any], sources: Sequence[_Source]) -> str:
     path: tuple[str | int, ...] = tuple(problem["loc"])
-    written = tuple(part for part in path)
     key = ".".join(str(part) for part in path)
-    place = _place(written, sources)
+    place = _place(path, sources)
     if problem["type"] == "extra_forbidden":
         owner = _owner(model, path)
         known = sorted(owner.model_fields) if owner else []
@@ -313,11 +316,15 @@ def _place(path: Sequence[str | int], sources: Sequence[_Source]) -> str:
 
 
 def _owner(model: type[Config], path: Sequence[str | int]) -> type[Config] | None:
+    """The part of the run that the last word of `path` was meant for."""
     kind: type[Config] | None = model
     for part in path[:-1]:
-        if kind is None or str(part) not in kind.model_fields:
+        if isinstance(part, int):
+            continue
+        if kind is None or part not in kind.model_fields:
             return None
-        kind = _config_type(kind.model_fields[str(part)].annotation)
+        annotation = kind.model_fields[part].annotation
+        kind = _config_type(annotation) or _item_type(annotation)
     return kind
 
 

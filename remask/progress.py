@@ -113,7 +113,7 @@ class Progress:
         return "\x1b[32m✓\x1b[0m" if self._colour else "done:"
 
     def _draw(self, line: str) -> None:
-        width = max(20, os.get_terminal_size(self.stream.fileno()).columns - 1)
+        width = (os.get_terminal_size(self.stream.fileno()).columns or 80) - 1
         line = line[:width]
         self.stream.write("\r" + line + " " * max(0, self._width - len(line)))
         self.stream.flush()

@@ -1,0 +1,156 @@
+"""`remask doctor`: what this machine can do, and what to do about what it cannot.
+
+Precisions are probed in a child process: on some machines a bf16 product kills the process that tries it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from remask import __version__
+from remask.commands import Common, common_options
+
+EXTRAS = {
+    "fast": ("gigatoken", "vocabulary and encoding at many times the speed"),
+    "hf": ("datasets", "hf:NAME as a source of text, and comparison with transformers"),
+    "html": ("trafilatura", "the more precise extraction of web pages"),
+    "ray": ("ray", "preparing a corpus on many machines"),
+    "serve": ("fastapi", "remask serve"),
+}
+MIN_MEMORY_GB, MIN_DISK_GB = 4, 5
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "1073741824",
+    "MALLOC_TRIM_THRESHOLD_": "4294967296",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `advice` says what to do where it is not ok."""
+
+    name: str
+    state: Literal["ok", "note", "problem"]
+    value: str
+    advice: str = ""
+
+
+def look(folder: Path) -> list[Finding]:
+    """Everything that decides whether and how fast remask runs here."""
+    return [
+        Finding("python", "ok", platform.python_version()),
+        *_torch(),
+        *_precisions(),
+        _memory(),
+        _disk(folder),
+        _compiler(),
+        _allocator(),
+        *_extras(),
+    ]
+
+
+def _torch() -> list[Finding]:
+    try:
+        import torch
+    except Exception as error:
+        return [Finding("torch", "problem", f"cannot be imported: {error}", "pip install -c constraints.txt torch")]
+    found = [Finding("torch", "ok", torch.__version__)]
+    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    advice = f"OMP_NUM_THREADS={cores} uses all of them" if threads < cores else ""
+    found.append(Finding("threads", "note" if advice else "ok", f"{threads} of {cores} cores", advice))
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        found.append(Finding("gpu", "ok", ", ".join(names)))
+    else:
+        found.append(Finding("gpu", "note", "none", "pretraining a base model on a real corpus wants one"))
+    return found
+
+
+def _precisions() -> list[Finding]:
+    import torch
+
+    from remask.train.precision import probe
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = []
+    for precision in ("fp32", "bf16", "fp16"):
+        works, reason = probe(precision, device)
+        advice = "" if works else "train.precision: auto passes over it"
+        found.append(Finding(f"precision {precision}", "ok" if works else "note", reason or "works", advice))
+    return found
+
+
+def _memory() -> Finding:
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    if total < MIN_MEMORY_GB:
+        return Finding("memory", "problem", f"{total:.1f} GiB", f"{MIN_MEMORY_GB} GiB is what the quickstart needs")
+    return Finding("memory", "ok", f"{total:.1f} GiB")
+
+
+def _disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free / 2**30
+    if free < MIN_DISK_GB:
+        return Finding("disk", "problem", f"{free:.1f} GiB free", f"have {MIN_DISK_GB} GiB free, or --out elsewhere")
+    return Finding("disk", "ok", f"{free:.1f} GiB free")
+
+
+def _compiler() -> Finding:
+    compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        return Finding("compiler", "note", "none", "only torch.compile needs it: apt-get install g++")
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout.splitlines()
+    return Finding("compiler", "ok", version[0] if version else compiler)
+
+
+def _allocator() -> Finding:
+    preloaded = os.environ.get("LD_PRELOAD", "")
+    if "malloc" in preloaded or all(name in os.environ for name in ALLOCATOR):
+        return Finding("allocator", "ok", "set for large blocks")
+    if platform.libc_ver()[0] != "glibc":
+        return Finding("allocator", "ok", "not glibc")
+    words = " ".join(f"{name}={value}" for name, value in ALLOCATOR.items())
+    return Finding("allocator", "note", "glibc's defaults", f"CPU training runs faster with: export {words}")
+
+
+def _extras() -> list[Finding]:
+    found = []
+    for extra, (module, use) in EXTRAS.items():
+        if importlib.util.find_spec(module):
+            found.append(Finding(f"extra {extra}", "ok", f"{module} {importlib.metadata.version(module)}"))
+        else:
+            found.append(Finding(f"extra {extra}", "note", "not installed", f"pip install 'remask[{extra}]' for {use}"))
+    return found
+
+
+@click.command()
+@click.option("--out", type=click.Path(path_type=Path), default=Path(), help="The folder whose disk to look at.")
+@common_options
+def command(out: Path, common: Common) -> None:
+    """What this machine can do, and what to do about what it cannot. Exit code 69 if anything is a problem."""
+    findings = look(out)
+    problems = [finding for finding in findings if finding.state == "problem"]
+    values: dict[str, Any] = {
+        "remask": __version__,
+        "ok": not problems,
+        "findings": [asdict(finding) for finding in findings],
+        "precisions": {f.name.split()[1]: f.state == "ok" for f in findings if f.name.startswith("precision")},
+    }
+    common.result(values, "\n".join(_line(finding) for finding in findings))
+    if problems:
+        raise click.exceptions.Exit(69)
+
+
+def _line(finding: Finding) -> str:
+    sign = {"ok": "ok     ", "note": "note   ", "problem": "PROBLEM"}[finding.state]
+    advice = f": {finding.advice}" if finding.advice else ""
+    return f"{sign}  {finding.name:<16} {finding.value}{advice}"

@@ -1,0 +1,63 @@
+"""`remask switches`: every design decision that can be turned, straight from the run models."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from typing import Any
+
+import click
+
+from remask.commands import Common, common_options
+from remask.config import Config, Switch, switches
+
+# verb -> the run model whose switches it reads, by name so that nothing is imported before it is asked for.
+RUN_MODELS = {
+    "prepare": "remask.commands.prepare:PrepareRun",
+    "pretrain": "remask.commands.pretrain:PretrainRun",
+    "finetune": "remask.commands.finetune:FinetuneRun",
+}
+
+
+def run_model(verb: str) -> type[Config]:
+    module, name = RUN_MODELS[verb].split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def all_switches() -> list[tuple[str, Switch]]:
+    """(verb, switch) for every verb that has a run model."""
+    return [(verb, found) for verb in RUN_MODELS for found in switches(run_model(verb))]
+
+
+@click.command()
+@click.argument("verb", required=False, type=click.Choice(list(RUN_MODELS)))
+@common_options
+def command(verb: str | None, common: Common) -> None:
+    """Every design decision that can be turned, its values and its effect.
+
+    Effects: math changes what the model computes, data changes what it reads, speed changes neither.
+    """
+    found = [(name, one) for name, one in all_switches() if verb in (None, name)]
+    rows: list[dict[str, Any]] = [
+        {
+            "verb": name,
+            "key": one.key,
+            "default": one.default,
+            "values": one.values,
+            "effect": one.effect,
+            "doc": one.doc,
+        }
+        for name, one in found
+    ]
+    common.result({"switches": rows}, _table(rows))
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    lines = []
+    for verb in dict.fromkeys(row["verb"] for row in rows):
+        lines += ["", f"remask {verb} --set KEY=VALUE"]
+        for row in (row for row in rows if row["verb"] == verb):
+            values = " | ".join(json.dumps(value, ensure_ascii=False) for value in row["values"])
+            lines += [f"  {row['key']} = {json.dumps(row['default'], default=str)}    [{row['effect']}]"]
+            lines += [f"      {row['doc']}" + (f" ({values})" if values else "")]
+    return "\n".join(lines[1:])

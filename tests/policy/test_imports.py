@@ -1,0 +1,103 @@
+"""Imports go one way (ARCHITECTURE.md has the same table), and help, config and errors need no torch."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "remask"
+
+BASE = {"errors", "config", "schema"}
+GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers"}
+# package -> what it may import of remask, besides itself
+MAY_IMPORT = {
+    "errors": set(),
+    "config": {"errors"},
+    "schema": set(),
+    "signals": {"errors"},
+    "progress": set(),
+    "artifacts": BASE,
+    "documents": BASE | {"artifacts"},
+    "workers": {"errors", "signals"},
+    "text": GROUND,
+    "tokenizer": GROUND,
+    "data": GROUND | {"tokenizer"},
+    "model": BASE | {"artifacts"},
+    "objectives": BASE | {"model"},
+    "train": GROUND,
+    "tasks": GROUND | {"tokenizer", "data"},
+    "export": GROUND | {"tokenizer", "model"},
+    "serve": GROUND | {"tokenizer", "data", "tasks", "model", "export"},
+    "study": GROUND,
+}
+
+
+def files_of(part: str) -> list[Path]:
+    single = PACKAGE / f"{part}.py"
+    return [single] if single.exists() else sorted((PACKAGE / part).rglob("*.py"))
+
+
+def imported_parts(path: Path) -> dict[str, int]:
+    """First-level names of remask that a file imports anywhere, lazily too -> line."""
+    found: dict[str, int] = {}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative imports hide the direction"
+            names = [node.module] if node.module != "remask" else [f"remask.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        for name in names:
+            parts = (name or "").split(".")
+            if parts[0] == "remask" and len(parts) > 1:
+                found[parts[1]] = node.lineno
+    return found
+
+
+def test_the_table_covers_the_package() -> None:
+    parts = {p.stem for p in PACKAGE.iterdir() if p.suffix == ".py" or (p.is_dir() and any(p.glob("*.py")))}
+    assert parts - {"__init__", "__main__", "commands"} <= set(MAY_IMPORT)
+
+
+@pytest.mark.parametrize("part", MAY_IMPORT)
+def test_imports_go_one_way(part: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in files_of(part)
+        for name, line in imported_parts(path).items()
+        if name not in MAY_IMPORT[part] | {part}
+    ]
+    assert not wrong
+
+
+def test_nothing_imports_commands_but_the_command_line() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name != "commands" and path.name != "__main__.py":
+            assert "commands" not in imported_parts(path), path
+
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "transformers"):
+            raise ImportError(f"{name} is blocked here")
+sys.meta_path.insert(0, Block())
+"""
+
+
+def test_help_of_every_verb_and_every_run_model_come_without_torch() -> None:
+    code = BLOCKED + (
+        "import click\nfrom remask.__main__ import VERBS, cli\n"
+        "from remask.commands.switches import RUN_MODELS, run_model\n"
+        "for verb in VERBS:\n    cli.get_command(None, verb).get_help(click.Context(cli.get_command(None, verb)))\n"
+        "for verb in RUN_MODELS:\n    run_model(verb)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

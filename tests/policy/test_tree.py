@@ -1,0 +1,95 @@
+"""Every run file builds, every README command parses, everything that is used is tracked by git, files stay small."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import click
+import pytest
+
+from remask.__main__ import VERBS, cli
+from remask.commands.switches import RUN_MODELS, run_model
+from remask.config import build_run
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN_FILES = sorted((ROOT / "runs").rglob("*.yaml"))
+# Files that a verb other than the folder's or file's name reads.
+VERB_OF_FOLDER = {"bases": "pretrain", "ablations": "pretrain"}
+
+
+def tracked() -> set[str]:
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip("not a git checkout")
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("file", RUN_FILES, ids=lambda f: f.relative_to(ROOT / "runs").as_posix())
+def test_every_run_file_builds(file: Path) -> None:
+    folder = file.parent.name
+    verb = file.stem if folder == "smoke" else VERB_OF_FOLDER.get(folder, folder)
+    if folder == "bases":
+        build_run(run_model(verb), base=file.stem)
+        return
+    assert verb in RUN_MODELS, f"{file} is in a folder that no verb reads"
+    build_run(run_model(verb), file)
+    first = file.read_text().splitlines()[0]
+    assert first.startswith("# remask ") or folder == "ablations", "the header comment is the exact command"
+
+
+def commands_in(file: Path) -> list[str]:
+    """Every line of a console block that starts with remask (after `$ ` or .venv/bin/)."""
+    blocks = re.findall(r"^```(?:console|sh|bash)?\n(.*?)^```", file.read_text(), flags=re.M | re.S)
+    lines = [line.strip().removeprefix("$ ") for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line.split(" #")[0] for line in lines if re.match(r"(\S*/)?remask ", line)]
+
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "EXPERIMENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("file", [f for f in DOCUMENTS if f.exists()], ids=lambda f: f.name)
+def test_every_command_in_the_documents_parses(file: Path) -> None:
+    found = commands_in(file)
+    assert found or file.name != "README.md"
+    for line in found:
+        words = shlex.split(line)[1:]
+        if words[0].startswith("-"):
+            continue
+        assert words[0] in VERBS, line
+        command = cli.get_command(click.Context(cli), words[0])
+        assert command is not None
+        if "--help" not in words:
+            command.make_context(words[0], words[1:], resilient_parsing=False)
+
+
+def test_every_imported_module_and_run_file_is_tracked() -> None:
+    known = tracked()
+    for path in [*(ROOT / "remask").rglob("*.py"), *RUN_FILES, *(ROOT / "tests").rglob("*.py")]:
+        assert path.relative_to(ROOT).as_posix() in known, f"{path} is not tracked by git"
+
+
+def test_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) < 200
+
+
+def test_no_machine_path_is_tracked() -> None:
+    pattern = re.compile(r"/(?:wor[k]|roo[t]|hom[e])/[a-z]")
+    for name in tracked():
+        if name.endswith((".py", ".md", ".yaml", ".toml", ".txt", ".json")) or name in ("Makefile", ".ci/run"):
+            text = (ROOT / name).read_text(encoding="utf-8")
+            assert not pattern.search(text), f"{name} names a path of a machine"
+
+
+def test_no_general_drawer() -> None:
+    for path in (ROOT / "remask").rglob("*"):
+        assert path.stem not in {"utils", "util", "helpers", "misc", "common"}, path
+        assert not re.search(r"_v\d+$", path.stem), path
+
+
+def test_every_file_says_what_it_is() -> None:
+    for path in (ROOT / "remask").rglob("*.py"):
+        assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"

@@ -1,0 +1,61 @@
+"""Progress: plain lines where there is no terminal, nothing when quiet."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+
+import pytest
+
+from remask import progress as module
+from remask.progress import Progress, duration
+
+
+def test_plain_lines_have_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PLAIN_EVERY_SECONDS", 0.0)
+    stream = io.StringIO()
+    show = Progress(stream=stream)
+    with show.stage("tokenise", total=4, unit="MB") as stage:
+        for _ in range(4):
+            stage.advance(1, note="loss 3.2")
+    text = stream.getvalue()
+    assert text.isprintable() is False  # newlines
+    assert all(character.isprintable() or character == "\n" for character in text)
+    lines = text.splitlines()
+    assert lines[0] == "tokenise ..."
+    assert lines[2].startswith("tokenise: 2/4 MB")
+    assert lines[-1].startswith("done: tokenise · 4 MB · loss 3.2")
+
+
+def test_quiet_says_only_what_goes_wrong() -> None:
+    stream = io.StringIO()
+    show = Progress(quiet=True, stream=stream)
+    with show.stage("read", total=2) as stage:
+        stage.advance(2)
+    show.say("hello")
+    show.detail("more")
+    show.warn("careful")
+    assert stream.getvalue() == "warning: careful\n"
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_one_live_line(monkeypatch: pytest.MonkeyPatch, no_color: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    main, side = pty.openpty()
+    with os.fdopen(side, "w") as stream:
+        show = Progress(stream=stream)
+        with show.stage("read", total=2, unit="files") as stage:
+            stage.advance(2)
+        stream.flush()
+        text = os.read(main, 10_000).decode()
+    os.close(main)
+    assert "━" * 24 in text
+    assert ("\x1b[" in text) is not no_color
+
+
+def test_durations() -> None:
+    assert [duration(x) for x in (0.5, 42, 61, 3700)] == ["0.5 s", "42 s", "1 min 01 s", "1 h 01 min"]
