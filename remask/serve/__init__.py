@@ -1,0 +1,1 @@
+"""A finished model at work: the engine that answers (no HTTP inside), and the server in front of it."""
