@@ -1,0 +1,1 @@
+"""Raw files -> documents: sources, cleaning, duplicates, sentences. Start at build.py."""
