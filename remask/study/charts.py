@@ -1,0 +1,166 @@
+"""Small SVG charts for the report: lines and bars with spread. No script, no network, light and dark.
+
+In: plain numbers. Out: an `<svg>` string whose colours come from the page's CSS variables (`--series-0` ...), so that
+one drawing serves both colour schemes; every point and bar has a `<title>`, which browsers show and screen readers
+read. Not here: reading runs, or any text of the report.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from html import escape
+
+WIDTH, HEIGHT = 640, 300
+LEFT, RIGHT, TOP, BOTTOM = 58, 14, 14, 44
+NUM_COLOURS = 6
+
+
+@dataclass(frozen=True)
+class Series:
+    """One named line: (x, y) points in order."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A horizontal line that a curve is read against."""
+
+    name: str
+    y: float
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar: its value and the lowest and highest of the runs behind it."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    samples: Sequence[float] = field(default_factory=tuple)
+
+
+def line_chart(series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = ()) -> str:
+    """Lines over a common x axis. Points that are not finite are left out."""
+    clean = [Series(s.name, [p for p in s.points if all(map(math.isfinite, p))], s.faint) for s in series]
+    clean = [s for s in clean if s.points]
+    if not clean:
+        return _frame("<text x='50%' y='50%' text-anchor='middle'>nothing to draw yet</text>", "empty chart")
+    xs = [x for s in clean for x, _ in s.points]
+    ys = [y for s in clean for _, y in s.points] + [rule.y for rule in rules]
+    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
+    to_x = _scale(min(x_ticks[0], min(xs)), max(x_ticks[-1], max(xs)), LEFT, WIDTH - RIGHT)
+    to_y = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP)
+    parts = _axes([(to_x(t), _number(t)) for t in x_ticks], [(to_y(t), _number(t)) for t in y_ticks], x_name, y_name)
+    for rule in rules:
+        y = to_y(rule.y)
+        parts.append(f"<line class='rule' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}'/>")
+        label = f"{rule.name} {_number(rule.y)}"
+        parts.append(f"<text class='rule-name' x='{WIDTH - RIGHT - 4}' y='{y - 5:.1f}'>{escape(label)}</text>")
+    for index, s in enumerate(clean):
+        colour = f"style='stroke:var(--series-{index % NUM_COLOURS})'"
+        path = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in thin(s.points))
+        parts.append(f"<polyline class='line{' faint' if s.faint else ''}' {colour} points='{path}'/>")
+        if not s.faint:
+            fill = f"style='fill:var(--series-{index % NUM_COLOURS})'"
+            for x, y in thin(s.points, 60):
+                title = f"{s.name}: {_number(y)} at {_number(x)}"
+                parts.append(f"<circle r='2.6' {fill} cx='{to_x(x):.1f}' cy='{to_y(y):.1f}'>{_title(title)}</circle>")
+    return _frame("".join(parts), f"{y_name} over {x_name}") + _legend([s.name for s in clean])
+
+
+def bar_chart(bars: Sequence[Bar], *, y_name: str, highest: float | None = None) -> str:
+    """Bars with a whisker from the lowest to the highest run and a dot for each."""
+    top = highest if highest is not None else max([bar.high for bar in bars] + [0.0]) or 1.0
+    y_ticks = ticks(0.0, top)
+    to_y = _scale(0.0, y_ticks[-1], HEIGHT - BOTTOM, TOP)
+    slot = (WIDTH - LEFT - RIGHT) / max(1, len(bars))
+    centres = [LEFT + slot * (index + 0.5) for index in range(len(bars))]
+    names = [(centre, bar.name) for centre, bar in zip(centres, bars, strict=True)]
+    parts = _axes(names, [(to_y(t), _number(t)) for t in y_ticks], "", y_name)
+    width = min(90.0, slot * 0.55)
+    for index, (bar, centre) in enumerate(zip(bars, centres, strict=True)):
+        y, foot = to_y(bar.value), to_y(0.0)
+        colour = f"style='fill:var(--series-{index % NUM_COLOURS})'"
+        title = _title(f"{bar.name}: {_number(bar.value)} ({_number(bar.low)} to {_number(bar.high)})")
+        box = f"x='{centre - width / 2:.1f}' y='{y:.1f}' width='{width:.1f}' height='{max(0.0, foot - y):.1f}'"
+        parts.append(f"<rect class='bar' rx='3' {colour} {box}>{title}</rect>")
+        parts.append(
+            f"<line class='whisker' x1='{centre:.1f}' x2='{centre:.1f}' y1='{to_y(bar.low):.1f}' "
+            f"y2='{to_y(bar.high):.1f}'/>"
+        )
+        parts += [f"<circle class='sample' r='3' cx='{centre:.1f}' cy='{to_y(v):.1f}'/>" for v in bar.samples]
+        parts.append(
+            f"<text class='value' x='{centre + width / 2 + 6:.1f}' y='{y + 4:.1f}'>{_number(bar.value)}</text>"
+        )
+    return _frame("".join(parts), f"bars of {y_name}")
+
+
+def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
+    """Round numbers that cover [low, high]."""
+    if not high > low:
+        low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
+    raw = (high - low) / wanted
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(size * m for m in (1, 2, 2.5, 5, 10) if size * m >= raw)
+    first = math.floor(low / step + 1e-9)
+    last = math.ceil(high / step - 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[float, float]]:
+    """At most `most` of the points, evenly, the last one always."""
+    if len(points) <= most:
+        return list(points)
+    stride = (len(points) - 1) / (most - 1)
+    return [points[round(i * stride)] for i in range(most)]
+
+
+def _scale(low: float, high: float, start: float, end: float):
+    span = (high - low) or 1.0
+    return lambda value: start + (value - low) / span * (end - start)
+
+
+def _axes(xs: Sequence[tuple[float, str]], ys: Sequence[tuple[float, str]], x_name: str, y_name: str) -> list[str]:
+    foot = HEIGHT - BOTTOM
+    parts = []
+    for y, label in ys:
+        parts.append(f"<line class='grid' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}'/>")
+        parts.append(f"<text class='tick y' x='{LEFT - 7}' y='{y + 4:.1f}'>{escape(label)}</text>")
+    for x, label in xs:
+        parts.append(f"<text class='tick x' x='{x:.1f}' y='{foot + 17}'>{escape(label)}</text>")
+    parts.append(f"<text class='axis x' x='{(LEFT + WIDTH - RIGHT) / 2}' y='{HEIGHT - 6}'>{escape(x_name)}</text>")
+    middle = (TOP + foot) / 2
+    parts.append(
+        f"<text class='axis y' transform='rotate(-90 13 {middle})' x='13' y='{middle}'>{escape(y_name)}</text>"
+    )
+    return parts
+
+
+def _frame(inside: str, label: str) -> str:
+    return f"<svg class='chart' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{escape(label)}'>{inside}</svg>"
+
+
+def _legend(names: Sequence[str]) -> str:
+    if len(names) < 2:
+        return ""
+    items = "".join(
+        f"<li><span class='swatch series-{index % NUM_COLOURS}'></span>{escape(name)}</li>"
+        for index, name in enumerate(names)
+    )
+    return f"<ul class='legend'>{items}</ul>"
+
+
+def _title(text: str) -> str:
+    return f"<title>{escape(text)}</title>"
+
+
+def _number(value: float) -> str:
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    return f"{value:.3g}" if abs(value) < 1 or abs(value) >= 1e6 else f"{value:.4g}"

@@ -1,0 +1,110 @@
+"""One self-contained HTML page: headings, text, tables, figures; opens offline, light and dark, on a phone.
+
+Everything that comes from outside goes through `escape`; the page carries no script and a strict
+Content-Security-Policy. Not here: what a report says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+STYLE = """
+:root{--ink:#1c2430;--soft:#5b6676;--paper:#fff;--card:#f5f7fa;--line:#dfe4ea;--accent:#2458c5;
+--series-0:#2458c5;--series-1:#d9622b;--series-2:#2e8b57;--series-3:#8a4fbf;--series-4:#b08a00;--series-5:#0f8f9c;color-scheme:light}
+@media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#9aa6b6;--paper:#12161d;--card:#1a2029;--line:#2d3642;
+--accent:#7ea6ff;--series-0:#7ea6ff;--series-1:#ff9b6a;--series-2:#6fcf97;--series-3:#c49bf0;--series-4:#e5c558;
+--series-5:#5fd0dc;color-scheme:dark}}
+*{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);
+font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+main{max-width:860px;margin:0 auto;padding:28px 20px 60px}h1{font-size:1.7rem;line-height:1.2;margin:0 0 4px}
+h2{font-size:1.2rem;margin:38px 0 10px}p{margin:8px 0}.soft{color:var(--soft)}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(180px,1fr));gap:12px;margin:22px 0}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 14px}
+.tile b{display:block;font-size:1.45rem;line-height:1.25}.tile span{color:var(--soft);font-size:.86rem}
+figure{margin:12px 0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px}
+figcaption{color:var(--soft);font-size:.88rem;margin-top:6px}.chart{width:100%;height:auto;display:block}
+.grid{stroke:var(--line)}.tick,.axis,.rule-name,.value{fill:var(--soft);font-size:12px}.value{fill:var(--ink)}
+.tick.x,.axis{text-anchor:middle}.tick.y,.rule-name{text-anchor:end}.line{fill:none;stroke-width:2}
+.line.faint{stroke-width:1;opacity:.45}.rule{stroke:var(--soft);stroke-dasharray:5 4}
+.whisker{stroke:var(--ink);stroke-width:1.5}.sample{fill:var(--paper);stroke:var(--ink)}
+.legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;padding:0;margin:6px 0 0;font-size:.88rem}
+.swatch{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
+.series-0{background:var(--series-0)}.series-1{background:var(--series-1)}.series-2{background:var(--series-2)}
+.series-3{background:var(--series-3)}.series-4{background:var(--series-4)}.series-5{background:var(--series-5)}
+.wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.93rem}th,td{text-align:left;
+padding:6px 10px;border-bottom:1px solid var(--line);vertical-align:top}th{color:var(--soft);font-weight:600}
+td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
+code,pre{font:13px/1.5 ui-monospace,Menlo,monospace}
+pre{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px;overflow-x:auto}
+details{margin:10px 0}summary{cursor:pointer;color:var(--accent)}
+mark{background:none;color:var(--accent);font-weight:600}
+"""
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A number that stands at the top of the page, and what it means."""
+
+    value: str
+    meaning: str
+
+
+class Page:
+    """Collects parts in reading order."""
+
+    def __init__(self, title: str, subtitle: str = "") -> None:
+        self._title = title
+        self._parts = [f"<h1>{escape(title)}</h1>", f"<p class='soft'>{escape(subtitle)}</p>" if subtitle else ""]
+
+    def tiles(self, tiles: Sequence[Tile]) -> None:
+        inside = "".join(
+            f"<div class='tile'><b>{escape(t.value)}</b><span>{escape(t.meaning)}</span></div>" for t in tiles
+        )
+        self._parts.append(f"<div class='tiles'>{inside}</div>")
+
+    def heading(self, text: str) -> None:
+        self._parts.append(f"<h2>{escape(text)}</h2>")
+
+    def text(self, text: str) -> None:
+        self._parts.append(f"<p>{escape(text)}</p>")
+
+    def figure(self, svg: str, caption: str) -> None:
+        """`svg` comes from charts and is taken as it is."""
+        self._parts.append(f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>")
+
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Numbers are set right; everything else is text."""
+        numeric = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(headers))]
+        css = [" class='number'" if right else "" for right in numeric]
+        head = "".join(f"<th{css[i]} scope='col'>{escape(name)}</th>" for i, name in enumerate(headers))
+        body = "".join(
+            "<tr>" + "".join(f"<td{css[i]}>{escape(_cell(value))}</td>" for i, value in enumerate(row)) + "</tr>"
+            for row in rows
+        )
+        self._parts.append(
+            f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
+
+    def code(self, text: str, summary: str = "") -> None:
+        block = f"<pre>{escape(text)}</pre>"
+        self._parts.append(f"<details><summary>{escape(summary)}</summary>{block}</details>" if summary else block)
+
+    def html(self) -> str:
+        return (
+            "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+            f"<meta http-equiv='Content-Security-Policy' content=\"{POLICY}\">"
+            "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+            f"<title>{escape(self._title)}</title><style>{STYLE}</style></head>"
+            f"<body><main>{''.join(self._parts)}</main></body></html>\n"
+        )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,178 @@
+"""What the reports say: a training run, several runs side by side, and the quickstart's whole way.
+
+In: run folders as study/runs reads them, and the quickstart's plain facts. Out: one HTML text each. The numbers are
+those of the files; nothing is computed here beyond picking and rounding.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from remask.config import differences
+from remask.study.charts import Bar, Rule, Series, bar_chart, line_chart
+from remask.study.page import Page, Tile
+from remask.study.runs import RunFolder
+
+
+def training_report(run: RunFolder, unigram_nats: float | None = None) -> str:
+    """Curves, last values, config and machine of one run."""
+    page = Page(f"Training run {run.folder.name}", "made by remask report")
+    page.tiles(_training_tiles(run))
+    _curves(page, run, unigram_nats)
+    _samples(page, run)
+    _setting(page, run)
+    return page.html()
+
+
+def comparison_report(runs: Sequence[RunFolder]) -> str:
+    """Curves of several runs in one chart, and only what differs between their configs."""
+    names = short_names(runs)
+    page = Page("Runs side by side", ", ".join(names))
+    for key, title in (("eval/loss", "held-out loss"), ("train/loss", "training loss")):
+        series = [Series(name, run.curve(key)) for name, run in zip(names, runs, strict=True)]
+        if any(s.points for s in series):
+            page.heading(title)
+            page.figure(line_chart(series, x_name="step", y_name=title), f"{title} against the step")
+    page.heading("Last values")
+    keys = [k for k in LAST_VALUES if any(run.last(k) is not None for run in runs)]
+    rows = [[name, *(_value(run.last(k)) for k in keys)] for name, run in zip(names, runs, strict=True)]
+    page.table(["run", *(LAST_VALUES[k] for k in keys)], rows)
+    page.heading("What differs")
+    changed = dict.fromkeys(key for run in runs[1:] for key, _, _ in differences(runs[0].config, run.config))
+    if changed:
+        rows = [[key, *(json.dumps(_dig(run.config, key)) for run in runs)] for key in changed]
+        page.table(["setting", *names], rows)
+    else:
+        page.text("The runs have the same settings.")
+    return page.html()
+
+
+def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
+    """The whole way: corpus, curves against the unigram line, fill-mask answers, pretrained against scratch."""
+    evaluation, corpus, task = facts["evaluation"], facts["corpus"], facts.get("task")
+    page = Page("Your encoder", f"{corpus['name']} · {facts['date']} · {facts['machine']}")
+    tiles = [
+        Tile(
+            f"{evaluation['loss']:.2f}",
+            f"held-out loss (nats); word frequencies alone give {corpus['unigram_nats']:.2f}",
+        ),
+        Tile(f"{evaluation['perplexity']:.1f}", "held-out perplexity of masked tokens"),
+        Tile(f"{evaluation['bits_per_byte']:.2f}", "bits per byte of masked text"),
+    ]
+    if task:
+        tiles.append(
+            Tile(f"{task['pretrained']['median']:.1%}", f"accuracy; from scratch {task['scratch']['median']:.1%}")
+        )
+    page.tiles(tiles)
+    page.heading("It learned more than word frequencies")
+    _curves(page, run, corpus["unigram_nats"])
+    page.heading("What it fills in")
+    page.text("Sentences of the held-out part, one word hidden, and the model's first answers with their probability.")
+    rows = [
+        [s["text"], s["hidden"], "   ".join(f"{a['token_str'].strip()} {a['score']:.0%}" for a in s["answers"])]
+        for s in facts["samples"]
+    ]
+    page.table(["sentence", "hidden word", "answers"], rows)
+    if task:
+        _task(page, task)
+    page.heading("The corpus")
+    dropped = ", ".join(f"{reason} {count:,}" for reason, count in corpus["dropped"].items()) or "none"
+    page.table(
+        ["documents", "sentences", "tokens", "bytes per token", "vocabulary"],
+        [[corpus["documents"], corpus["sentences"], corpus["tokens"], corpus["bytes_per_token"], corpus["vocab_size"]]],
+    )
+    page.text(f"Documents dropped: {dropped}.")
+    page.heading("How long it took")
+    page.table(["stage", "seconds"], [[name, seconds] for name, seconds in facts["seconds"].items()])
+    page.heading("Where things are")
+    page.code("\n".join([*facts["places"], "", *facts["next_commands"]]))
+    _setting(page, run)
+    return page.html()
+
+
+LAST_VALUES = {
+    "eval/loss": "held-out loss",
+    "eval/perplexity": "perplexity",
+    "eval/accuracy": "accuracy",
+    "eval/bits_per_byte": "bits per byte",
+    "train/loss": "training loss",
+    "perf/tokens_per_second": "tokens/s",
+}
+
+
+def _training_tiles(run: RunFolder) -> list[Tile]:
+    tiles = [Tile(_value(run.last(key)), name) for key, name in LAST_VALUES.items() if run.last(key) is not None]
+    return [Tile(f"{run.rows[-1]['step']:,}" if run.rows else "0", "steps"), *tiles]
+
+
+def _curves(page: Page, run: RunFolder, unigram_nats: float | None) -> None:
+    loss = [Series("held-out", run.curve("eval/loss")), Series("training", run.curve("train/loss"), faint=True)]
+    rules = [Rule("word frequencies alone", unigram_nats)] if unigram_nats else []
+    caption = "Loss in nats per masked token. Held-out: documents that were never trained on, with fixed masks."
+    page.figure(line_chart(loss, x_name="step", y_name="loss", rules=rules), caption)
+    rate, norm = run.curve("train/learning_rate"), run.curve("train/grad_norm")
+    if rate:
+        page.figure(
+            line_chart([Series("learning rate", rate)], x_name="step", y_name="learning rate"), "Learning rate."
+        )
+    if norm:
+        page.figure(
+            line_chart([Series("gradient norm", norm)], x_name="step", y_name="gradient norm"),
+            "Norm of the gradient before clipping.",
+        )
+
+
+def _samples(page: Page, run: RunFolder) -> None:
+    rows = [[row["step"], *sample] for row in run.rows for sample in row.get("samples", [])]
+    if rows:
+        page.heading("Predictions along the way")
+        page.table(["step", "sentence", "hidden", "answers"], rows)
+
+
+def _task(page: Page, task: Mapping[str, Any]) -> None:
+    page.heading("Is pretraining worth it? " + task["question"])
+    page.text(task["description"])
+    bars = [
+        Bar(label, task[key]["median"], min(task[key]["seeds"]), max(task[key]["seeds"]), task[key]["seeds"])
+        for key, label in (("pretrained", "pretrained"), ("scratch", "from scratch"))
+    ]
+    bars.append(Bar("largest class", task["majority"], task["majority"], task["majority"]))
+    page.figure(
+        bar_chart(bars, y_name="accuracy", highest=1.0),
+        f"Test accuracy, median of {len(task['pretrained']['seeds'])} seeds; the line spans all seeds. Same network, "
+        "same data, same recipe; only the starting weights differ.",
+    )
+    page.table(
+        ["start", "median", "lowest", "highest", "seeds"],
+        [[bar.name, bar.value, bar.low, bar.high, len(bar.samples)] for bar in bars[:2]],
+    )
+
+
+def _setting(page: Page, run: RunFolder) -> None:
+    page.heading("Settings and machine")
+    page.code(json.dumps(run.config, indent=1, ensure_ascii=False), "the whole run")
+    if run.facts:
+        page.code(json.dumps(run.facts, indent=1, ensure_ascii=False), "facts about the run and the machine")
+
+
+def short_names(runs: Sequence[RunFolder]) -> list[str]:
+    """Folder names, with as much of the path as it takes to tell them apart."""
+    for depth in range(1, 10):
+        names = ["/".join(run.folder.resolve().parts[-depth:]) for run in runs]
+        if len(set(names)) == len(names):
+            return names
+    return [str(index) for index in range(len(runs))]
+
+
+def _dig(config: Any, key: str) -> Any:
+    for part in key.split("."):
+        config = config.get(part) if isinstance(config, Mapping) else None
+    return config
+
+
+def _value(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"

@@ -1,0 +1,52 @@
+"""Charts: round ticks that cover the data, every point drawn where it belongs, valid XML."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from remask.study.charts import HEIGHT, WIDTH, Bar, Rule, Series, bar_chart, line_chart, thin, ticks
+
+
+@given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
+def test_ticks_cover_the_range_with_few_round_numbers(low: float, span: float) -> None:
+    found = ticks(low, low + span)
+    assert found[0] <= low + 1e-6 * max(1, abs(low))
+    assert found[-1] >= low + span - 1e-6 * max(1, abs(low + span))
+    assert 2 <= len(found) <= 12
+    assert found == sorted(found)
+
+
+def test_lines_are_inside_the_frame_and_higher_is_higher() -> None:
+    svg = line_chart([Series("a", [(0, 5.0), (10, 2.0), (20, float("nan"))])], x_name="step", y_name="loss")
+    points = re.findall(r"<polyline[^>]*points='([^']*)'", svg)[0].split()
+    xy = [tuple(map(float, p.split(","))) for p in points]
+    assert len(xy) == 2
+    assert xy[0][1] < xy[1][1]
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in xy)
+
+
+@pytest.mark.parametrize(
+    "svg",
+    [
+        line_chart(
+            [Series("<b>&", [(1, 1)]), Series("'", [(1, 2), (3, 4)])], x_name="<x>", y_name="y", rules=[Rule("&", 3)]
+        ),
+        line_chart([], x_name="x", y_name="y"),
+        bar_chart([Bar("<a>", 0.5, 0.4, 0.6, (0.4, 0.6)), Bar("b", 0, 0, 0)], y_name="accuracy", highest=1.0),
+    ],
+)
+def test_whatever_the_names_the_result_is_well_formed(svg: str) -> None:
+    ElementTree.fromstring(f"<div>{svg}</div>")
+    assert "<b>" not in svg
+
+
+def test_thin_keeps_the_ends() -> None:
+    points = [(float(i), float(i)) for i in range(1000)]
+    few = thin(points, 50)
+    assert len(few) == 50
+    assert (few[0], few[-1]) == (points[0], points[-1])
