@@ -1,0 +1,123 @@
+"""Rows -> batches: training order as a pure function of (seed, epoch), and evaluation in order of length.
+
+In: `Rows`. Out: `TaskBatches`, a schema.BatchSource whose cursor is {epoch, step}, and `evaluation_batches`. Rows of a
+batch are of like length (pools of `bucket_batches` batches are sorted together), so that little is padding; every
+example comes once an epoch. A group (the choices of one question) is never split. Not here: encoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from remask.schema import IGNORE, Batch
+from remask.tasks.rows import Rows
+from remask.tasks.settings import TaskBatchSettings
+
+Array = np.ndarray
+
+
+class TaskBatches:
+    """Training batches of one task."""
+
+    def __init__(
+        self, rows: Rows, pad_id: int, settings: TaskBatchSettings, *, seed: int, rank: int = 0, world_size: int = 1
+    ) -> None:
+        assert rows.labels is not None
+        self._rows, self._pad_id, self._settings = rows, pad_id, settings
+        self._seed, self._rank, self._world_size = seed, rank, world_size
+        self._group_lengths = rows.lengths.reshape(-1, rows.group_size).max(1)
+        self._plan: tuple[int, list[Array]] | None = None
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-self._rows.num_groups // self._settings.num_rows)
+
+    @property
+    def num_examples(self) -> int:
+        return self._rows.num_groups
+
+    def first_cursor(self) -> dict[str, Any]:
+        return {"epoch": 0, "step": 0}
+
+    def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]:
+        epoch, step = cursor["epoch"], cursor["step"]
+        groups = self.epoch(epoch)[step][self._rank :: self._world_size]
+        batches = list(_pieces(self._rows, groups, self._group_lengths, self._pad_id, self._settings.micro_tokens))
+        last = step + 1 == self.steps_per_epoch
+        return batches, {"epoch": epoch + 1, "step": 0} if last else {"epoch": epoch, "step": step + 1}
+
+    def epoch(self, epoch: int) -> list[Array]:
+        """The groups of each batch of an epoch; the last one computed is kept."""
+        if self._plan is None or self._plan[0] != epoch:
+            self._plan = (epoch, _order(self._group_lengths, self._settings, self._seed, epoch))
+        return self._plan[1]
+
+
+def _order(lengths: Array, settings: TaskBatchSettings, seed: int, epoch: int) -> list[Array]:
+    count, width = len(lengths), settings.num_rows
+    # Raw bits are the same on every numpy; Generator.permutation promises that only within a version.
+    bits = np.random.Philox(key=(seed << 64) | (epoch + 1))
+    order = np.argsort(bits.random_raw(count), kind="stable")
+    pool = width * settings.bucket_batches
+    sort = settings.bucket_batches > 1
+    batches: list[Array] = []
+    for start in range(0, count, pool):
+        part = order[start : start + pool]
+        if sort:
+            part = part[np.argsort(lengths[part], kind="stable")]
+        batches += [part[i : i + width] for i in range(0, len(part), width)]
+    if not sort:
+        return batches
+    return [batches[i] for i in np.argsort(bits.random_raw(len(batches)), kind="stable")]
+
+
+def evaluation_batches(rows: Rows, pad_id: int, *, num_tokens: int) -> Iterator[tuple[Array, Batch]]:
+    """(row numbers, batch) over all rows, alike in length, with at most `num_tokens` padded tokens a batch."""
+    lengths = rows.lengths.reshape(-1, rows.group_size).max(1)
+    order = np.argsort(lengths, kind="stable")
+    for groups in _split(order, lengths * rows.group_size, num_tokens):
+        yield _row_numbers(groups, rows.group_size), collate(rows, groups, pad_id)
+
+
+def _pieces(rows: Rows, groups: Array, lengths: Array, pad_id: int, num_tokens: int) -> Iterator[Batch]:
+    ordered = groups[np.argsort(lengths[groups], kind="stable")]
+    for part in _split(ordered, lengths * rows.group_size, num_tokens):
+        yield collate(rows, part, pad_id)
+
+
+def _split(groups: Array, tokens: Array, num_tokens: int) -> Iterator[Array]:
+    """Cut groups that ascend in length so that count x longest stays within `num_tokens` (one group always fits)."""
+    start = 0
+    for end in range(1, len(groups) + 1):
+        if end < len(groups) and (end + 1 - start) * tokens[groups[end]] <= num_tokens:
+            continue
+        yield groups[start:end]
+        start = end
+
+
+def _row_numbers(groups: Array, group_size: int) -> Array:
+    return (groups[:, None] * group_size + np.arange(group_size)).reshape(-1)
+
+
+def collate(rows: Rows, groups: Array, pad_id: int) -> Batch:
+    """Some groups as one padded batch."""
+    numbers = _row_numbers(groups, rows.group_size)
+    parts = [rows.ids[i] for i in numbers]
+    lengths = np.array([len(ids) for ids in parts], np.int64)
+    width = int(lengths.max())
+    segments = None if rows.segments is None else _padded([rows.segments[i] for i in numbers], width, 0)
+    labels = None
+    if rows.labels is not None:
+        chosen = [rows.labels[i] for i in groups]
+        labels = _padded(chosen, width, IGNORE) if rows.label_per_token else np.stack(chosen)
+    return Batch(_padded(parts, width, pad_id), lengths, segments, labels=labels, example_ids_B=numbers)
+
+
+def _padded(parts: list[Array], width: int, fill: int) -> Array:
+    out = np.full((len(parts), width), fill, np.int64)
+    for row, part in enumerate(parts):
+        out[row, : len(part)] = part
+    return out

@@ -1,0 +1,168 @@
+"""How good answers are: the plain metrics, in numpy, by their usual definitions (tests compare with scikit-learn).
+
+In: integer classes, 0/1 matrices or numbers, true and predicted. Out: floats and plain tables that JSON can hold.
+Where a ratio has nothing under it (a class never predicted, constant numbers) it is 0, as GLUE's scorers print it.
+Not here: entities (entities.py) and SQuAD's exact and F1 (squad.py).
+
+Shapes: N examples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray
+
+
+def confusion(truth_N: Array, predicted_N: Array, num_classes: int) -> Array:
+    """counts[true, predicted]."""
+    flat = np.asarray(truth_N, np.int64) * num_classes + np.asarray(predicted_N, np.int64)
+    return np.bincount(flat, minlength=num_classes * num_classes).reshape(num_classes, num_classes)
+
+
+def accuracy(truth_N: Array, predicted_N: Array) -> float:
+    return float(np.mean(np.asarray(truth_N) == np.asarray(predicted_N)))
+
+
+def matthews(counts_CC: Array) -> float:
+    """Matthews' correlation of a confusion matrix, for two classes or more (CoLA's metric)."""
+    counts = np.asarray(counts_CC, np.float64)
+    total, right = counts.sum(), np.trace(counts)
+    true, predicted = counts.sum(1), counts.sum(0)
+    under = (total**2 - predicted @ predicted) * (total**2 - true @ true)
+    return float((right * total - true @ predicted) / np.sqrt(under)) if under > 0 else 0.0
+
+
+def pearson(truth_N: Array, predicted_N: Array) -> float:
+    a, b = (np.asarray(x, np.float64) - np.mean(x, dtype=np.float64) for x in (truth_N, predicted_N))
+    under = np.sqrt((a @ a) * (b @ b))
+    return float(np.clip(a @ b / under, -1, 1)) if under > 0 else 0.0
+
+
+def spearman(truth_N: Array, predicted_N: Array) -> float:
+    return pearson(ranks(truth_N), ranks(predicted_N))
+
+
+def ranks(values_N: Array) -> Array:
+    """1-based ranks; equal values share the mean of theirs."""
+    _, inverse, counts = np.unique(values_N, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[inverse]
+
+
+def regression(truth_N: Array, predicted_N: Array) -> dict[str, float]:
+    error = np.asarray(predicted_N, np.float64) - np.asarray(truth_N, np.float64)
+    return {
+        "pearson": pearson(truth_N, predicted_N),
+        "spearman": spearman(truth_N, predicted_N),
+        "mean_squared_error": float(np.mean(error**2)),
+        "mean_absolute_error": float(np.mean(np.abs(error))),
+    }
+
+
+# ------------------------------------------------------------------------------- precision, recall, F1, support
+
+
+def _ratio(over: Array, under: Array) -> Array:
+    return np.divide(over, under, out=np.zeros(np.shape(over), np.float64), where=np.asarray(under) > 0)
+
+
+def table_from_counts(right_C: Array, predicted_C: Array, support_C: Array, names: Sequence[str]) -> dict[str, Any]:
+    """Per class and micro, macro and weighted averages, from counts of right, predicted and true ones."""
+    right, predicted, support = (np.asarray(x, np.float64) for x in (right_C, predicted_C, support_C))
+    precision, recall = _ratio(right, predicted), _ratio(right, support)
+    f1 = _ratio(2 * right, predicted + support)
+    rows = {
+        name: {"precision": float(p), "recall": float(r), "f1": float(f), "support": int(n)}
+        for name, p, r, f, n in zip(names, precision, recall, f1, support, strict=True)
+    }
+    total = support.sum()
+    sums = np.array([right.sum()]), np.array([predicted.sum()]), np.array([total])
+    micro = [_ratio(sums[0], sums[1])[0], _ratio(sums[0], sums[2])[0], _ratio(2 * sums[0], sums[1] + sums[2])[0]]
+    columns = (precision, recall, f1)
+    macro = [float(column.mean()) if len(column) else 0.0 for column in columns]
+    weighted = [float(column @ support / total) if total else 0.0 for column in columns]
+    averages = {
+        name: {"precision": float(p), "recall": float(r), "f1": float(f), "support": int(total)}
+        for name, (p, r, f) in {"micro": micro, "macro": macro, "weighted": weighted}.items()
+    }
+    return {"classes": rows, "averages": averages}
+
+
+def class_table(counts_CC: Array, names: Sequence[str]) -> dict[str, Any]:
+    return table_from_counts(np.diag(counts_CC), counts_CC.sum(0), counts_CC.sum(1), names)
+
+
+def classification(truth_N: Array, predicted_N: Array, names: Sequence[str]) -> dict[str, Any]:
+    """The numbers of a classifier. `f1` is that of the second class where there are two (GLUE), else the macro mean."""
+    counts = confusion(truth_N, predicted_N, len(names))
+    table = class_table(counts, names)
+    f1 = table["classes"][names[1]]["f1"] if len(names) == 2 else table["averages"]["macro"]["f1"]
+    return {
+        "accuracy": accuracy(truth_N, predicted_N),
+        "f1": f1,
+        "macro_f1": table["averages"]["macro"]["f1"],
+        "matthews": matthews(counts),
+    }
+
+
+def multilabel(truth_NC: Array, predicted_NC: Array, names: Sequence[str]) -> dict[str, Any]:
+    """`accuracy`: all labels of an example right; `f1`: micro over all its decisions."""
+    table = multilabel_table(truth_NC, predicted_NC, names)
+    return {
+        "accuracy": float(np.mean(np.all(np.asarray(truth_NC) == np.asarray(predicted_NC), axis=1))),
+        "f1": table["averages"]["micro"]["f1"],
+        "macro_f1": table["averages"]["macro"]["f1"],
+    }
+
+
+def multilabel_table(truth_NC: Array, predicted_NC: Array, names: Sequence[str]) -> dict[str, Any]:
+    truth, predicted = np.asarray(truth_NC, bool), np.asarray(predicted_NC, bool)
+    return table_from_counts((truth & predicted).sum(0), predicted.sum(0), truth.sum(0), names)
+
+
+# -------------------------------------------------------------------------------------------------- calibration
+
+
+def calibration(right_N: Array, confidence_N: Array, num_bins: int = 10) -> dict[str, Any]:
+    """How far stated confidence is from being right: the expected calibration error and its bins (equal widths)."""
+    right, confidence = np.asarray(right_N, np.float64), np.asarray(confidence_N, np.float64)
+    place = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)
+    counts = np.bincount(place, minlength=num_bins)
+    mean_right = _ratio(np.bincount(place, right, num_bins), counts)
+    mean_confidence = _ratio(np.bincount(place, confidence, num_bins), counts)
+    error = float(np.sum(counts * np.abs(mean_right - mean_confidence)) / max(len(right), 1))
+    bins = [
+        {"confidence": float(c), "accuracy": float(a), "count": int(n)}
+        for c, a, n in zip(mean_confidence, mean_right, counts, strict=True)
+    ]
+    return {"expected_calibration_error": error, "bins": bins}
+
+
+# ---------------------------------------------------------------------------------------------- several seeds
+
+
+def spread(values: Sequence[float]) -> dict[str, Any]:
+    """Median, lowest and highest of the same metric over seeds."""
+    return {
+        "median": float(np.median(values)),
+        "low": float(np.min(values)),
+        "high": float(np.max(values)),
+        "seeds": [float(value) for value in values],
+    }
+
+
+def render(table: Mapping[str, Any]) -> str:
+    """The per-class table as text: precision, recall, F1, support; then the averages."""
+    rows = [*table["classes"].items(), *table["averages"].items()]
+    width = max(8, *(min(len(str(name)), 40) for name, _ in rows))
+    lines = [f"{'':{width}}  precision  recall      f1  support"]
+    for name, row in rows:
+        shown = str(name) if len(str(name)) <= 40 else str(name)[:39] + "…"
+        lines.append(
+            f"{shown:{width}}  {row['precision']:9.3f}  {row['recall']:6.3f}  {row['f1']:6.3f}  {row['support']:7,d}"
+        )
+    return "\n".join(lines)

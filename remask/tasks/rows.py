@@ -1,0 +1,161 @@
+"""Texts -> rows of ids with their special tokens, as the model saw them in pretraining.
+
+In: examples and a tokenizer. Out: `Rows`: ids, labels, and which example each row is of (a long text may become
+several). RoBERTa's form is <s> A </s> and <s> A </s></s> B </s>; BERT's is [CLS] A [SEP] B [SEP] with segment 1 for B.
+A pair that is too long loses tokens from the end of the longer text first. Not here: batches, tags and spans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from remask.errors import ConfigError, DataError
+from remask.tasks.settings import Kind, RowSettings
+from remask.tasks.tables import Example
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Encoded rows. `labels` holds what Batch.labels will: one entry a group of `group_size` rows."""
+
+    ids: list[Array]
+    segments: list[Array] | None
+    labels: list[Any] | None  # None: not known
+    example_of_row: Array
+    group_size: int = 1
+    label_per_token: bool = False
+    num_cut: int = 0
+    facts: list[Any] = field(default_factory=list)  # what a reader needs to turn a row's answer back into text
+
+    @property
+    def lengths(self) -> Array:
+        return np.array([len(ids) for ids in self.ids], np.int64)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.ids) // self.group_size
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens around texts, and the room they leave."""
+
+    bos_id: int
+    eos_id: int
+    double_separator: bool
+    segments: bool
+    max_length: int
+
+    def room(self, num_texts: int) -> int:
+        return self.max_length - (2 if num_texts == 1 else 4 if self.double_separator else 3)
+
+    def join(self, parts: Sequence[Array]) -> tuple[Array, Array]:
+        """(ids, segment ids) of one or two texts."""
+        assert 1 <= len(parts) <= 2
+        bos, eos = np.array([self.bos_id]), np.array([self.eos_id])
+        pieces = [bos, parts[0], eos]
+        if len(parts) == 2:
+            first = len(parts[0]) + 2
+            pieces += [*([eos] if self.double_separator else []), parts[1], eos]
+            ids = np.concatenate(pieces).astype(np.int64)
+            return ids, (np.arange(len(ids)) >= first).astype(np.int64)
+        ids = np.concatenate(pieces).astype(np.int64)
+        return ids, np.zeros(len(ids), np.int64)
+
+    def second_start(self, first_length: int) -> int:
+        """The position of the second text's first token."""
+        return first_length + (3 if self.double_separator else 2)
+
+
+def frame_for(tokenizer: Any, settings: RowSettings, *, model_length: int, num_segments: int) -> Frame:
+    """The frame for a tokenizer and a model: WordPiece vocabularies come with BERT's single separator."""
+    length = min(settings.max_length, model_length)
+    if length < 8:
+        raise ConfigError(f"rows of {length} tokens hold no text; raise the model's length or task.max_length")
+    bert = tokenizer.kind == "wordpiece"
+    return Frame(tokenizer.bos_id, tokenizer.eos_id, not bert, bert and num_segments > 1, length)
+
+
+def encode_rows(
+    examples: Sequence[Example],
+    tokenizer: Any,
+    frame: Frame,
+    settings: RowSettings,
+    labels: Sequence[Any] | None = None,
+) -> Rows:
+    """Rows of one or two texts; `labels` by example, as `label_values` gives them."""
+    num_texts = len(examples[0].texts)
+    encoded = [tokenizer.encode_batch([e.texts[i] for e in examples]) for i in range(num_texts)]
+    room = frame.room(num_texts)
+    ids: list[Array] = []
+    segments: list[Array] = []
+    example_of_row: list[int] = []
+    num_cut = 0
+    for index in range(len(examples)):
+        parts = [column[index] for column in encoded]
+        if any(len(part) == 0 for part in parts):
+            raise DataError(f"{examples[index].place}: a text without a single token")
+        too_long = sum(len(part) for part in parts) > room
+        num_cut += too_long and settings.long_texts == "cut"
+        for window in _windows(parts, room) if too_long and settings.long_texts == "windows" else [_cut(parts, room)]:
+            row, segment = frame.join(window)
+            ids.append(row)
+            segments.append(segment)
+            example_of_row.append(index)
+    of_row = np.array(example_of_row, np.int64)
+    return Rows(
+        ids,
+        segments if frame.segments else None,
+        None if labels is None else [labels[i] for i in example_of_row],
+        of_row,
+        num_cut=num_cut,
+    )
+
+
+def _cut(parts: Sequence[Array], room: int) -> list[Array]:
+    """At most `room` tokens in all: the longer text gives way first."""
+    if len(parts) == 1:
+        return [parts[0][:room]]
+    first, second = len(parts[0]), len(parts[1])
+    if first + second > room:
+        half = room // 2
+        if second <= half:
+            first = room - second
+        elif first <= room - half:
+            second = room - first
+        else:
+            first, second = room - half, half
+    return [parts[0][:first], parts[1][:second]]
+
+
+def _windows(parts: Sequence[Array], room: int) -> Iterator[list[Array]]:
+    """Pieces of the last text, each beside the whole first one; every token is in one window, all windows are full
+    but the last, which is drawn back so that it is full too."""
+    before = list(parts[:-1])
+    if before and len(before[0]) > room // 2:
+        before = [before[0][: room // 2]]
+    text = parts[-1]
+    width = room - sum(len(part) for part in before)
+    for start in range(0, len(text), width):
+        start = max(0, min(start, len(text) - width))
+        yield [*before, text[start : start + width]]
+
+
+def label_values(examples: Sequence[Example], kind: Kind, names: Sequence[str]) -> list[Any]:
+    """What Batch.labels holds for each example: a class index, a number or a 0/1 vector."""
+    index = {name: i for i, name in enumerate(names)}
+    if kind == "classify":
+        return [np.int64(index[e.label]) for e in examples]
+    if kind == "regress":
+        return [np.float32(e.label) for e in examples]
+    assert kind == "multilabel"
+    values = np.zeros((len(examples), len(names)), np.float32)
+    for row, example in enumerate(examples):
+        values[row, [index[name] for name in example.label]] = 1
+    return list(values)

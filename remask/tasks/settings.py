@@ -1,0 +1,51 @@
+"""What the user says about a task's data. No torch at import.
+
+In: the `task` and `batch` parts of a fine-tuning run. Out: frozen settings that tables, rows and batches read.
+Not here: the recipe (train/settings) and what each named task is (specs).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from remask.config import Config, setting, switch
+
+Kind = Literal["classify", "regress", "multilabel", "tags", "spans", "choice"]
+
+
+class TableSettings(Config):
+    """Which columns of the user's own table hold what."""
+
+    text: str = setting("text", "the column with the text")
+    text2: str | None = setting(None, "the column with the second text of a pair")
+    label: str = setting("label", "the column with the class, number or list of labels")
+    separator: str = setting("|", "between the labels of a multi-label cell, where the file has no lists", min_length=1)
+    quoted: bool | None = setting(None, "whether quotes delimit cells; by default they do in .csv and not in .tsv")
+    bad_rows: Literal["error", "drop"] = switch(
+        "error", "a row with an empty text or without a label: stop there, or leave it out and count it", effect="data"
+    )
+
+
+class RowSettings(Config):
+    """How texts become rows of ids."""
+
+    max_length: int = setting(
+        512, "most tokens in a row, special ones included; the model's own limit also holds", ge=8
+    )
+    long_texts: Literal["cut", "windows"] = switch(
+        "cut", "texts beyond max_length: cut (counted), or in windows whose answers are averaged", effect="data"
+    )
+
+
+class TaskBatchSettings(Config):
+    """How rows become batches."""
+
+    num_rows: int = switch(32, "examples in an optimizer step, over all ranks", effect="math", samples=[16, 32], ge=1)
+    bucket_batches: int = switch(
+        32, "this many batches are sorted by length together, so that rows of a batch are alike", effect="data",
+        samples=[1, 32], ge=1,
+    )  # fmt: skip
+    micro_tokens: int = switch(
+        16384, "most padded tokens in one forward pass; larger batches run in pieces", effect="speed",
+        samples=[64, 16384], ge=16,
+    )  # fmt: skip
