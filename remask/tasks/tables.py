@@ -185,11 +185,18 @@ def _parquet(path: Path) -> Iterator[Cells]:
 
 def read_table(path: Path, kind: Kind, settings: TableSettings, *, labelled: bool = True) -> Table:
     """Examples of a classifier, a regression or a multi-label task. `labelled=False`: labels are not looked at."""
+    return examples_of(path, read_cells(path, quoted=settings.quoted), kind, settings, labelled=labelled)
+
+
+def examples_of(
+    path: Path, rows: Iterable[Cells], kind: Kind, settings: TableSettings, *, labelled: bool = True
+) -> Table:
+    """Rows of cells -> examples; `path` is for messages."""
     assert kind in ("classify", "regress", "multilabel")
     columns = [settings.text, *([settings.text2] if settings.text2 else [])]
     examples: list[Example] = []
     dropped: Counter[str] = Counter()
-    for cells in read_cells(path, quoted=settings.quoted):
+    for cells in rows:
         if not examples and not dropped:
             _require_columns(cells, [*columns, *([settings.label] if labelled else [])])
         try:
@@ -197,9 +204,8 @@ def read_table(path: Path, kind: Kind, settings: TableSettings, *, labelled: boo
             label = _label(cells, settings, kind) if labelled else None
         except _BadRow as bad:
             if settings.bad_rows == "error":
-                raise DataError(
-                    f"{cells.place}: {bad}; mend it, or --set task.bad_rows=drop leaves such rows out"
-                ) from bad
+                hint = "mend it, or leave such rows out with --set table.bad_rows=drop"
+                raise DataError(f"{cells.place}: {bad}; {hint}") from bad
             dropped[bad.reason] += 1
             continue
         examples.append(Example(texts, label, cells.place))
@@ -297,7 +303,9 @@ def label_names(table: Table, kind: Kind) -> tuple[str, ...]:
     return tuple(ordered)
 
 
-def check_labels(table: Table, names: Sequence[str], kind: Kind) -> None:
+def check_labels(
+    table: Table, names: Sequence[str], kind: Kind, whose: str = "that are not in the training data"
+) -> None:
     """A label that the training data never showed cannot be answered: an error that lists them, with a place each."""
     known = set(names)
     unseen: dict[str, str] = {}
@@ -308,4 +316,4 @@ def check_labels(table: Table, names: Sequence[str], kind: Kind) -> None:
     if unseen:
         shown = ", ".join(f"{name!r} ({place})" for name, place in list(unseen.items())[:10])
         more = f" and {len(unseen) - 10} more" if len(unseen) > 10 else ""
-        raise DataError(f"{table.path}: labels that are not in the training data: {shown}{more}")
+        raise DataError(f"{table.path}: labels {whose}: {shown}{more}")
