@@ -1,0 +1,270 @@
+"""One vocabulary: text -> ids and back, its special ids, and its files.
+
+In: a folder or file with an existing vocabulary (foreign.py reads the odd layouts), or what training made. Out: a
+`Tokenizer` whose `encode` treats special words such as `<mask>` or `</s>` inside a text as text; only
+`encode_marked`, for fill-mask, reads them. Saved, `transformers.AutoTokenizer` loads it with the same ids.
+Not here: training (training.py), whole corpora (bulk.py), word starts (words.py).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import tokenizers
+
+from remask import artifacts
+from remask.errors import DataError, MissingInputError
+from remask.tokenizer import foreign
+
+Kind = Literal["byte-bpe", "wordpiece", "other"]
+MAX_FILE_BYTES = 200_000_000
+# role -> what it is called in the families that exist, likeliest first
+SPECIAL_NAMES = {
+    "bos": ("<s>", "[CLS]", "<|startoftext|>", "<|endoftext|>"),
+    "pad": ("<pad>", "[PAD]", "<|padding|>", "<|endoftext|>"),
+    "eos": ("</s>", "[SEP]", "<|endoftext|>"),
+    "unk": ("<unk>", "[UNK]", "<|endoftext|>"),
+    "mask": ("<mask>", "[MASK]"),
+}
+_CONFIG_KEYS = {"bos": ("bos_token", "cls_token"), "eos": ("eos_token", "sep_token")}
+
+
+class Tokenizer:
+    """A vocabulary in use. Picklable and cheap to hand to worker processes as its folder."""
+
+    def __init__(self, description: Mapping[str, Any], special_names: Mapping[str, str] | None = None) -> None:
+        """`description` is the content of a tokenizer.json; `special_names` says which entries play which role."""
+        self._json = json.dumps(_clean(description), ensure_ascii=False)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
+        except Exception as error:  # the library raises bare Exception
+            raise DataError(f"not a vocabulary that tokenizers can read: {str(error)[:200]}") from None
+        self._tokenizer.encode_special_tokens = True
+        self.kind: Kind = _kind(description)
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        if sorted(ids.values()) != list(range(self.vocab_size)):
+            raise DataError(
+                f"the vocabulary's {self.vocab_size:,} ids are not 0 to {self.vocab_size - 1:,} without gaps"
+            )
+        self.special_names = _find_specials(ids, special_names or {})
+        self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = (
+            ids[self.special_names[role]] for role in SPECIAL_NAMES
+        )
+        added = {ids[token.content] for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
+        self.special_ids: frozenset[int] = frozenset(
+            added | {self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id}
+        )
+
+    # ------------------------------------------------------------------------------------------ text -> ids
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids without special tokens; int32."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(item.ids, np.int32) for item in encoded]
+
+    def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+        """Ids, and per token the characters [start, end) it stands for, without the space before a word."""
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+        if self.kind == "byte-bpe":
+            _trim_spaces(text, spans)
+        return np.array(encoding.ids, np.int32), spans
+
+    def encode_marked(self, text: str) -> np.ndarray:
+        """Ids of a text in which the mask's name, and the spaces before it, stand for the mask."""
+        ids: list[np.ndarray] = []
+        *before, last = text.split(self.special_names["mask"])
+        for piece in before:
+            ids += [self.encode(piece.rstrip()), np.array([self.mask_id], np.int32)]
+        return np.concatenate([*ids, self.encode(last)])
+
+    # ------------------------------------------------------------------------------------------ ids -> text
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text; exact for byte-level BPE. Special tokens are left out."""
+        numbers = np.asarray(ids, np.int64).tolist()
+        if self.kind == "byte-bpe":
+            return b"".join(self.token_bytes[number] for number in numbers).decode("utf-8", "replace")
+        return self._tokenizer.decode([n for n in numbers if n not in self.special_ids], skip_special_tokens=False)
+
+    def token_text(self, token: int) -> str:
+        """One entry for a person to read: special ones by name, pieces of characters as U+FFFD."""
+        if token in self.special_ids:
+            return self.tokens[token]
+        return self.token_bytes[token].decode("utf-8", "replace")
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """What each id stands for in a text, as UTF-8; b"" for special ones."""
+        return [b"" if i in self.special_ids else _token_bytes(name, self.kind) for i, name in enumerate(self.tokens)]
+
+    @cached_property
+    def token_lengths(self) -> np.ndarray:
+        return np.array([len(data) for data in self.token_bytes], np.int64)
+
+    @cached_property
+    def tokens(self) -> list[str]:
+        """The entries' names in the file, by id."""
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        return sorted(ids, key=ids.__getitem__)
+
+    # ------------------------------------------------------------------------------------------------ files
+
+    @property
+    def description(self) -> dict[str, Any]:
+        return json.loads(self._json)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 of everything that decides an id."""
+        facts = {"tokenizer": self.description, "specials": dict(self.special_names)}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def save(self, folder: Path) -> None:
+        """The files that this project and transformers read."""
+        with artifacts.output_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files().items():
+            artifacts.write_bytes(folder / name, content)
+
+    def files(self) -> dict[str, bytes]:
+        """File name -> content: tokenizer.json, tokenizer_config.json, special_tokens_map.json and the plain tables."""
+        description = self.description
+        names = dict(self.special_names)
+        roles = {f"{role}_token": name for role, name in names.items()}
+        roles |= {"cls_token": names["bos"], "sep_token": names["eos"]}
+        mask = {"content": names["mask"], "single_word": False, "lstrip": True, "rstrip": False, "normalized": False}
+        config: dict[str, Any] = {**roles, "model_max_length": 512}
+        special_map: dict[str, Any] = dict(roles)
+        files: dict[str, bytes] = {}
+        if self.kind == "byte-bpe":
+            config |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False, "trim_offsets": True}
+            config["mask_token"] = special_map["mask_token"] = {"__type": "AddedToken", **mask}
+            special_map["mask_token"] = mask
+            merges = [m if isinstance(m, str) else " ".join(m) for m in description["model"]["merges"]]
+            vocabulary = dict(sorted(description["model"]["vocab"].items(), key=lambda pair: pair[1]))
+            files["vocab.json"] = json.dumps(vocabulary, ensure_ascii=False).encode()
+            files["merges.txt"] = ("#version: 0.2\n" + "".join(f"{merge}\n" for merge in merges)).encode()
+        elif self.kind == "wordpiece":
+            normalizer = description.get("normalizer") or {}
+            config |= {"tokenizer_class": "BertTokenizer", "do_lower_case": bool(normalizer.get("lowercase", False))}
+            config |= {"strip_accents": normalizer.get("strip_accents"), "tokenize_chinese_chars": True}
+            files["vocab.txt"] = "".join(f"{token}\n" for token in self.tokens).encode()
+        else:
+            config["tokenizer_class"] = "PreTrainedTokenizerFast"
+        files["tokenizer.json"] = (json.dumps(description, ensure_ascii=False, indent=1) + "\n").encode()
+        files["tokenizer_config.json"] = (json.dumps(config, ensure_ascii=False, indent=1) + "\n").encode()
+        files["special_tokens_map.json"] = (json.dumps(special_map, ensure_ascii=False, indent=1) + "\n").encode()
+        return files
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Tokenizer, (self.description, dict(self.special_names))
+
+
+def load_tokenizer(path: Path) -> Tokenizer:
+    """From a folder (ours, Hugging Face's, GPT-2's or RoBERTa's own files) or a tokenizer.json."""
+    if not path.exists():
+        raise MissingInputError(f"{path}: no such vocabulary")
+    file = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        if file.is_file() and file.suffix == ".json" and file.name != "encoder.json":
+            return Tokenizer(_read_json(file), _named_specials(file.parent))
+        return Tokenizer(foreign.read_tables(path))
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+# ------------------------------------------------------------------------------------------------- details
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise DataError(f"{path.name} has {path.stat().st_size:,} bytes: no vocabulary")
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path.name} is not JSON: {str(error)[:100]}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path.name} is not a vocabulary")
+    return content
+
+
+def _named_specials(folder: Path) -> dict[str, str]:
+    """Roles as the files beside a tokenizer.json name them."""
+    named: dict[str, str] = {}
+    for file in (folder / "special_tokens_map.json", folder / "tokenizer_config.json"):
+        if not file.is_file():
+            continue
+        content = _read_json(file)
+        for role in SPECIAL_NAMES:
+            for key in reversed(_CONFIG_KEYS.get(role, (f"{role}_token",))):
+                value = content.get(key)
+                value = value.get("content") if isinstance(value, dict) else value
+                if isinstance(value, str):
+                    named.setdefault(role, value)
+    return named
+
+
+def _find_specials(ids: Mapping[str, int], named: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for role, candidates in SPECIAL_NAMES.items():
+        known = [name for name in (named.get(role), *candidates) if name is not None and name in ids]
+        if not known:
+            raise DataError(f"the vocabulary has no {role} token (one of {', '.join(candidates)})")
+        found[role] = known[0]
+    return found
+
+
+def _clean(description: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what would cut, pad or randomise a text behind the caller's back."""
+    cleaned = {**description, "truncation": None, "padding": None}
+    if isinstance(model := description.get("model"), Mapping) and model.get("dropout") is not None:
+        cleaned["model"] = {**model, "dropout": None}
+    return cleaned
+
+
+def _kind(description: Mapping[str, Any]) -> Kind:
+    """byte-bpe promises more than the model's type: bytes in, the same bytes out, words as GPT-2 cuts them."""
+    model = (description.get("model") or {}).get("type")
+    before = description.get("pre_tokenizer") or {}
+    plain = before.get("type") == "ByteLevel" and not before.get("add_prefix_space") and before.get("use_regex", True)
+    if model == "BPE" and plain and description.get("normalizer") is None:
+        return "byte-bpe"
+    return "wordpiece" if model == "WordPiece" else "other"
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letter that stands for each byte in a byte-level vocabulary: itself where printable, else from 256 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
+
+
+BYTE_OF_LETTER = _byte_letters()
+LETTER_OF_BYTE = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
+
+
+def _token_bytes(name: str, kind: Kind) -> bytes:
+    if kind == "byte-bpe" and all(letter in BYTE_OF_LETTER for letter in name):
+        return bytes(BYTE_OF_LETTER[letter] for letter in name)
+    if kind == "wordpiece":
+        return name.removeprefix("##").encode()
+    return name.encode()
+
+
+def _trim_spaces(text: str, spans: np.ndarray) -> None:
+    """The file decides whether spans hold the space before a word; here they never do."""
+    for row in range(len(spans)):
+        start, end = spans[row]
+        if end - start > 1 and text[start] == " ":
+            spans[row, 0] = start + 1

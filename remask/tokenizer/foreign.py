@@ -1,0 +1,134 @@
+"""Vocabularies in the layouts of others: GPT-2's `encoder.json` + `vocab.bpe`, and RoBERTa's (the same two files with
+fairseq's `dict.txt`), or `vocab.json` + `merges.txt`.
+
+Out: the content of a tokenizer.json with RoBERTa's special tokens in RoBERTa's places: `<s>` 0, `<pad>` 1, `</s>` 2,
+`<unk>` 3, then the entries in dict.txt's order (or GPT-2's own), `<mask>` last. Not here: tokenizer.json itself.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from remask.errors import DataError
+
+FIRST_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
+MASK = "<mask>"
+MAX_FILE_BYTES = 100_000_000
+
+
+def byte_bpe(entries: list[str], merges: list[tuple[str, str]]) -> dict[str, Any]:
+    """A RoBERTa tokenizer.json: `entries` by id without the five special tokens, `merges` by rank."""
+    vocabulary = {name: number for number, name in enumerate([*FIRST_SPECIALS, *entries, MASK])}
+    if len(vocabulary) != len(entries) + len(FIRST_SPECIALS) + 1:
+        raise DataError("an entry stands twice in the vocabulary")
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": vocabulary[name],
+                "content": name,
+                "single_word": False,
+                "lstrip": name == MASK,
+                "rstrip": False,
+                "normalized": False,
+                "special": True,
+            }
+            for name in (*FIRST_SPECIALS, MASK)
+        ],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": {
+            "type": "RobertaProcessing",
+            "sep": ["</s>", 2],
+            "cls": ["<s>", 0],
+            "trim_offsets": True,
+            "add_prefix_space": False,
+        },
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": vocabulary,
+            "merges": [list(pair) for pair in merges],
+        },
+    }
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """From a folder with the tables, or one of its files."""
+    folder = path if path.is_dir() else path.parent
+    for tables in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
+        if all((folder / name).is_file() for name in tables):
+            ids = _read_ids(folder / tables[0])
+            merges = _read_merges(folder / tables[1])
+            dictionary = folder / "dict.txt"
+            order = _read_order(dictionary, ids) if dictionary.is_file() else sorted(ids, key=ids.__getitem__)
+            entries = [name for name in order if name not in (*FIRST_SPECIALS, MASK)]
+            known = set(entries)
+            for left, right in merges:
+                if not {left, right, left + right} <= known:
+                    raise DataError(f"{tables[1]}: {left} {right} is no merge of entries of {tables[0]}")
+            return byte_bpe(entries, merges)
+    raise DataError(
+        "no vocabulary here: tokenizer.json, encoder.json + vocab.bpe (with or without dict.txt) or "
+        "vocab.json + merges.txt is needed"
+    )
+
+
+def _read(path: Path) -> str:
+    if path.stat().st_size > MAX_FILE_BYTES:
+        raise DataError(f"{path.name} has {path.stat().st_size:,} bytes: no vocabulary")
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path.name} is not UTF-8 (byte {error.start})") from None
+
+
+def _read_ids(path: Path) -> dict[str, int]:
+    try:
+        ids = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path.name} is not JSON: {str(error)[:100]}") from None
+    if not isinstance(ids, dict) or sorted(map(str, ids.values())) != sorted(map(str, range(len(ids)))):
+        raise DataError(f"{path.name} does not give each entry an id from 0 on")
+    return ids
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(_read(path).split("\n")):
+        if not line or (number == 0 and line.startswith("#version")):
+            continue
+        parts = line.split(" ")
+        if len(parts) != 2 or not all(parts):
+            raise DataError(f"{path.name}:{number + 1}: a merge is two entries, not {line[:40]!r}")
+        merges.append((parts[0], parts[1]))
+    return merges
+
+
+def _read_order(path: Path, ids: dict[str, int]) -> list[str]:
+    """dict.txt names GPT-2's ids by how often they occurred; words that are no ids fill the table up."""
+    names = {number: name for name, number in ids.items()}
+    order: list[str] = []
+    for number, line in enumerate(_read(path).splitlines()):
+        word = line.rsplit(" ", 1)[0]
+        if word.isascii() and word.isdigit() and int(word) in names:
+            order.append(names[int(word)])
+        elif word.isascii() and word.isdigit():
+            raise DataError(f"{path.name}:{number + 1}: there is no entry with id {word}")
+        else:
+            order.append(word)
+    missing = len(set(names.values()) - set(order))
+    if missing or len(set(order)) != len(order):
+        raise DataError(f"{path.name}: {missing} entries are missing, or one stands twice")
+    return order

@@ -1,0 +1,355 @@
+"""Documents -> vocabulary, the same one from any number of workers, hash seed and order of files.
+
+Words (pre-tokens) are counted shard by shard into sorted files, added up in one streaming merge of bounded memory,
+and the trainer sees nothing but that sorted table: each word as often as it occurred. The trainer of record is the
+`tokenizers` library; gigatoken (extra `fast`) does the same merges faster and is used only after it agreed on a
+sample of the user's own words. RoBERTa section 4.4 (bytes as base units); BERT's WordPiece for the baseline.
+Not here: encoding (bulk.py) and who calls these tasks (commands/prepare.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import json
+import os
+import re
+import struct
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from remask import artifacts
+from remask.errors import DataError
+from remask.tokenizer.codec import BYTE_OF_LETTER, LETTER_OF_BYTE, Tokenizer
+from remask.tokenizer.foreign import byte_bpe
+from remask.tokenizer.settings import NUM_BYTES, NUM_SPECIALS, TokenizerSettings
+
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BERT_ALPHABET = 1000
+SAMPLE_BYTES = 200_000  # words on which gigatoken must agree before it trains
+SAMPLE_MERGES = 300
+# Beyond this much text all counts are divided alike: the trainers want words, not counts, and hold them in memory.
+TRAINING_BYTES = 256_000_000
+_OPEN_FILES = 200  # merged at a time
+_ODD_SPACE = re.compile(r"\s\s|[^\S ]|^ | $")
+_WHITE = re.compile(r"^\s|\s$")
+_ENTRY = struct.Struct("<IQ")
+
+
+# ------------------------------------------------------------------------------------------- counting words
+
+
+@dataclass(frozen=True)
+class CountTask:
+    """Count the words of some texts into `out`: lines (newlines yield no token) or whole documents."""
+
+    texts: Any  # picklable, iterating over str
+    out: Path
+    settings: TokenizerSettings
+    use_gigatoken: bool
+
+
+def count_words(task: CountTask) -> int:
+    """Writes (word, count) sorted by word; returns the bytes of text read. For run_tasks."""
+    read = 0
+    counts: Counter[bytes] = Counter()
+    count = _count_bert if task.settings.kind == "wordpiece" else _count_fast if task.use_gigatoken else _count_plain
+    for block in _blocks(task.texts, task.settings.newlines):
+        read += sum(len(line) for line in block)
+        counts.update(count(block, task.settings))
+    write_counts(task.out, sorted(_cut(counts, task.settings.max_word_bytes).items()))
+    return read
+
+
+def _blocks(texts: Iterable[str], newlines: str, characters: int = 4_000_000) -> Iterator[list[str]]:
+    """Pieces that are encoded by themselves, some megabytes at a time."""
+    block: list[str] = []
+    size = 0
+    for text in texts:
+        block += pieces_of(text, newlines)
+        size += len(text)
+        if size >= characters:
+            yield block
+            block, size = [], 0
+    if block:
+        yield block
+
+
+def pieces_of(text: str, newlines: str) -> list[str]:
+    """What is encoded by itself: each line without the space around it, or the whole document."""
+    if newlines == "none":
+        return [line for part in text.split("\n") if (line := part.strip(ASCII_SPACE))]
+    return [text.replace("\n", " ").strip(ASCII_SPACE) if newlines == "space" else text]
+
+
+ASCII_SPACE = " \t\n\r\x0b\x0c"
+
+
+def _count_plain(lines: Sequence[str], settings: TokenizerSettings) -> Counter[bytes]:
+    """With the pre-tokenizer of record. It is slow, but what stands between two single spaces is cut the same way
+    wherever it occurs, so each distinct piece is cut once."""
+    chunks: Counter[str] = Counter()
+    for line in lines:
+        if _ODD_SPACE.search(line):
+            chunks[line] += 1
+        else:
+            first, *rest = line.split(" ")
+            chunks[first] += 1
+            chunks.update([" " + word for word in rest])
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str
+    counts: Counter[str] = Counter()
+    for chunk, count in chunks.items():
+        for word, _ in cut(chunk):
+            counts[word] += count
+    return Counter({bytes(BYTE_OF_LETTER[c] for c in word): count for word, count in counts.items()})
+
+
+def _count_fast(lines: Sequence[str], settings: TokenizerSettings) -> Counter[bytes]:
+    from gigatoken.gigatoken_rs import pretokenized_counts
+
+    with _silence():
+        return Counter(dict(pretokenized_counts(b"\xff".join(line.encode() for line in lines), b"\xff")))
+
+
+def _count_bert(lines: Sequence[str], settings: TokenizerSettings) -> Counter[bytes]:
+    """BERT's normalisation and cutting look at one white-space word at a time: each distinct one is done once."""
+    words: Counter[str] = Counter()
+    for line in lines:
+        words.update(line.split())
+    normalize = _bert_normalizer(settings).normalize_str
+    cut = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
+    counts: Counter[bytes] = Counter()
+    for word, count in words.items():
+        for piece, _ in cut(normalize(word)):
+            counts[piece.encode()] += count
+    return counts
+
+
+def _cut(counts: Counter[bytes], limit: int) -> Counter[bytes]:
+    """Words over `limit` bytes in pieces of whole characters: training time and memory grow with a word's square."""
+    for word in [word for word in counts if len(word) > limit]:
+        count = counts.pop(word)
+        text, piece, size = word.decode(), "", 0
+        for letter in text:
+            width = len(letter.encode())
+            if size + width > limit:
+                counts[piece.encode()] += count
+                piece, size = "", 0
+            piece += letter
+            size += width
+        counts[piece.encode()] += count
+    return counts
+
+
+def write_counts(path: Path, entries: Iterable[tuple[bytes, int]]) -> None:
+    """Whole or not at all."""
+    aside = path.with_name(f".{path.name}.partial")
+    with artifacts.output_errors(path):
+        with aside.open("wb") as file:
+            for word, count in entries:
+                file.write(_ENTRY.pack(len(word), count) + word)
+        aside.rename(path)
+
+
+def read_counts(path: Path) -> Iterator[tuple[bytes, int]]:
+    with path.open("rb") as file:
+        while head := file.read(_ENTRY.size):
+            size, count = _ENTRY.unpack(head)
+            yield file.read(size), count
+
+
+def merge_counts(paths: Sequence[Path], limit: int) -> tuple[list[tuple[bytes, int]], int]:
+    """The `limit` most frequent words over all files, as (word, count) by count and word, and how many words there
+    were. Sorted files are merged as streams, so memory is bounded by `limit`, not by the corpus."""
+    paths = list(paths)
+    while len(paths) > _OPEN_FILES:
+        group, paths = paths[:_OPEN_FILES], paths[_OPEN_FILES:]
+        joined = group[0].with_name(f"{group[0].name}+")
+        write_counts(joined, _summed(group))
+        paths.append(joined)
+    best: list[tuple[int, bytes]] = []
+    distinct = 0
+    for word, count in _summed(paths):
+        distinct += 1
+        (heapq.heappush if len(best) < limit else heapq.heappushpop)(best, (count, word))
+    return [(word, count) for count, word in sorted(best, reverse=True)], distinct
+
+
+def _summed(paths: Sequence[Path]) -> Iterator[tuple[bytes, int]]:
+    word, total = b"", 0
+    for following, count in heapq.merge(*map(read_counts, paths)):
+        if following != word:
+            if total:
+                yield word, total
+            word, total = following, 0
+        total += count
+    if total:
+        yield word, total
+
+
+def thin(words: list[tuple[bytes, int]], limit: int = TRAINING_BYTES) -> list[tuple[bytes, int]]:
+    """All counts divided by the number that makes the text they stand for fit; rounded to the nearest, zeros out."""
+    total = sum((len(word) + 1) * count for word, count in words)
+    divisor = -(-total // limit)
+    if divisor <= 1:
+        return words
+    return [(word, count) for word, full in words if (count := (full + divisor // 2) // divisor)]
+
+
+# ------------------------------------------------------------------------------------------------- training
+
+
+def train_tokenizer(words: list[tuple[bytes, int]], settings: TokenizerSettings, use_gigatoken: bool) -> Tokenizer:
+    """From a table of words. The result may be smaller than asked where the words give no more merges."""
+    if not words:
+        raise DataError("no words to train a vocabulary on: the corpus is empty after cleaning")
+    words = thin(words)
+    if settings.kind == "wordpiece":
+        return _train_wordpiece(words, settings)
+    merges = (gigatoken_merges if use_gigatoken else library_merges)(words, settings.vocab_size)
+    entries = [LETTER_OF_BYTE[byte] for byte in sorted(range(NUM_BYTES), key=lambda b: LETTER_OF_BYTE[b])]
+    known = set(entries)
+    used: list[tuple[str, str]] = []
+    for left, right in merges:
+        if len(entries) + NUM_SPECIALS == settings.vocab_size:
+            break
+        used.append((_letters(left), _letters(right)))
+        product = used[-1][0] + used[-1][1]
+        if product not in known:
+            known.add(product)
+            entries.append(product)
+    return Tokenizer(byte_bpe(entries, used))
+
+
+def _letters(data: bytes) -> str:
+    return "".join(LETTER_OF_BYTE[byte] for byte in data)
+
+
+def library_merges(words: list[tuple[bytes, int]], vocab_size: int) -> list[tuple[bytes, bytes]]:
+    """By `tokenizers`, the trainer of record."""
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size - NUM_SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+        special_tokens=[],
+    )
+    library.train_from_iterator(_as_texts(words), trainer)
+    merges = _model_of(library)["merges"]
+    return [(_bytes(left), _bytes(right)) for left, right in merges]
+
+
+def _bytes(letters: str) -> bytes:
+    return bytes(BYTE_OF_LETTER[letter] for letter in letters)
+
+
+def _model_of(library: Library) -> dict[str, Any]:
+    return json.loads(library.to_str())["model"]
+
+
+def _as_texts(words: list[tuple[bytes, int]], characters: int = 1_000_000) -> Iterator[str]:
+    """Each word as often as it counts, in texts that are cut into just these words again. A newline between them
+    is a word of one byte, which takes part in no merge; words with white space at an end go one by one."""
+    lines: list[str] = []
+    size = 0
+    for word, count in words:
+        text = word.decode()
+        if _WHITE.search(text[1:] if text.startswith(" ") and text[1:2].strip() else text):
+            yield from (text for _ in range(count))
+            continue
+        while count:
+            many = min(count, max(1, (characters - size) // (len(text) + 1)))
+            lines += [text] * many
+            size += many * (len(text) + 1)
+            count -= many
+            if size >= characters - 100:
+                yield "\n".join(lines)
+                lines, size = [], 0
+    if lines:
+        yield "\n".join(lines)
+
+
+def gigatoken_merges(words: list[tuple[bytes, int]], vocab_size: int) -> list[tuple[bytes, bytes]]:
+    import gigatoken
+
+    data = b"\xff".join(b"\xff".join([word] * count) for word, count in words)
+    with _silence():
+        _, merges = gigatoken.train_bpe(data, vocab_size - NUM_SPECIALS, [], separator=b"\xff")
+    return merges
+
+
+def gigatoken_agrees(words: list[tuple[bytes, int]]) -> bool:
+    """Whether both trainers make the same merges of a sample of these words: the frequent, and some of the rare."""
+    sample: list[tuple[bytes, int]] = []
+    size = 0
+    step = max(1, len(words) // 5000)
+    for word, count in words[:2000] + words[2000::step]:
+        few = min(count, 20)
+        size += (len(word) + 1) * few
+        sample.append((word, few))
+        if size > SAMPLE_BYTES:
+            break
+    vocab_size = NUM_BYTES + NUM_SPECIALS + SAMPLE_MERGES
+    try:
+        return gigatoken_merges(sample, vocab_size) == library_merges(sample, vocab_size)
+    except Exception:  # another library's panic of any kind means: do not use it
+        return False
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """gigatoken prints while it works, past Python's own streams, and stdout is for results."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        for number, handle in enumerate(saved, start=1):
+            os.dup2(handle, number)
+            os.close(handle)
+        os.close(nowhere)
+
+
+# ----------------------------------------------------------------------------------------------- BERT's kind
+
+
+def _bert_normalizer(settings: TokenizerSettings) -> normalizers.BertNormalizer:
+    return normalizers.BertNormalizer(lowercase=settings.lowercase, strip_accents=settings.lowercase)
+
+
+def _train_wordpiece(words: list[tuple[bytes, int]], settings: TokenizerSettings) -> Tokenizer:
+    letters: Counter[str] = Counter()
+    for word, count in words:
+        for letter in word.decode():
+            letters[letter] += count
+    # The trainer breaks ties among rare characters by hash order; so it is handed the alphabet.
+    kept = sorted(letters, key=lambda letter: (-letters[letter], letter))[:BERT_ALPHABET]
+    room = max(1, (settings.vocab_size - len(BERT_SPECIALS)) // 2)  # each may stand at a start or inside a word
+    kept = sorted(kept[:room])
+    library = Library(models.WordPiece(unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=settings.vocab_size,
+        initial_alphabet=kept,
+        limit_alphabet=len(kept),
+        special_tokens=list(BERT_SPECIALS),
+        show_progress=False,
+    )
+    library.train_from_iterator(_as_texts(words), trainer)
+    library.normalizer = _bert_normalizer(settings)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix="##")
+    library.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return Tokenizer(json.loads(library.to_str()))
