@@ -1,0 +1,1 @@
+"""Batch -> hidden states -> logits: settings | encoder | attention | noise | heads | network | loss | store | interop."""

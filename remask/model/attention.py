@@ -1,0 +1,259 @@
+"""Who sees whom, and the weighted sum over what is seen.
+
+In: queries, keys and values of padded rows, and a `Sight` that says which keys are hidden (padding, other documents,
+outside the window, to the right, hidden at random). Out: one vector per head and token. The kernels give the same
+result: explicit batched products in one autograd function that saves only the probabilities (on CPUs several times
+faster than the library's in the backward pass), or torch's fused one. Windows are computed in blocks, linear in the
+length. Not here: weights (encoder) and the making of noise (noise).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from remask.model.noise import Noise, Site, keep_scale
+
+# Shapes: B rows, S positions, N heads, K width of a head, W columns of a band (2 x window + 1).
+# Q queries and L keys of a block, X blocks of a row (1 x S x S without blocks).
+
+_BLOCK = 64  # smallest block of local attention; a block sees itself and its two neighbours
+_LONG = 1024  # from here on the products' S x S probabilities cost more than the library's slower backward pass
+
+
+@dataclass
+class Sight:
+    """What the tokens of a batch may see. Masks are made once per window and kept for the layers that follow."""
+
+    lengths: Sequence[int]
+    num_positions: int
+    device: torch.device
+    causal: bool = False
+    document_ids_BS: torch.Tensor | None = None
+    hidden_tokens_BS: torch.Tensor | None = None
+    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+
+    def block(self, window: int | None) -> int | None:
+        """The block size for a window; None: all keys at once, which is less work on short rows."""
+        if window is None:
+            return None
+        size = -(-window // _BLOCK) * _BLOCK
+        return size if self.num_positions > 3 * size else None
+
+    def hidden(self, window: int | None) -> torch.Tensor | None:
+        """hidden_BNXQL (with ones where all are alike), True where a query may not look; None: all may see all."""
+        if window not in self._masks:
+            self._masks[window] = self._mask(window)
+        return self._masks[window]
+
+    def _mask(self, window: int | None) -> torch.Tensor | None:
+        query_XQ1, key_X1L = self.indices(self.block(window))
+        found: list[torch.Tensor] = []
+        if min(self.lengths) < self.num_positions or self.block(window) is not None:
+            end_B111 = torch.tensor(list(self.lengths), device=self.device)[:, None, None, None]
+            found.append((key_X1L < 0) | (key_X1L >= end_B111))
+        if self.document_ids_BS is not None:
+            found.append(self._at(self.document_ids_BS, query_XQ1) != self._at(self.document_ids_BS, key_X1L))
+        if self.hidden_tokens_BS is not None:
+            found.append(self._at(self.hidden_tokens_BS, key_X1L) & (key_X1L != query_XQ1))
+        if window is not None:
+            found.append(((key_X1L - query_XQ1).abs() > window)[None])
+        if self.causal:
+            found.append((key_X1L > query_XQ1)[None])
+        if not found:
+            return None
+        hidden_BXQL = found[0]
+        for more in found[1:]:
+            hidden_BXQL = hidden_BXQL | more
+        return hidden_BXQL[:, None]
+
+    def indices(self, block: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Positions of the queries and keys of every block: query_XQ1, key_X1L. Keys before 0 do not exist."""
+        if block is None:
+            every = torch.arange(self.num_positions, device=self.device)
+            return every[None, :, None], every[None, None, :]
+        starts = torch.arange(0, self.num_positions, block, device=self.device)[:, None]
+        queries = starts + torch.arange(block, device=self.device)
+        keys = starts + torch.arange(-block, 2 * block, device=self.device)
+        return queries[:, :, None], keys[:, None, :]
+
+    def _at(self, values_BS: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """values at positions, for every row; positions outside are masked by their own rule."""
+        return values_BS[:, index.clamp(0, self.num_positions - 1)]
+
+
+def attend(
+    qkv_3BNSK: torch.Tensor,
+    sight: Sight,
+    window: int | None,
+    kernel: str,
+    noise: Noise | None,
+    dropout: float,
+    layer: int,
+) -> torch.Tensor:
+    """attended_BNSK. `noise` None: no dropout."""
+    block = sight.block(window)
+    hidden = sight.hidden(window)
+    dropped = None
+    if noise is not None and dropout > 0.0:
+        dropped = _dropped(sight, window, block, noise, dropout, layer, qkv_3BNSK.shape[2])
+    size = qkv_3BNSK.shape[3]
+    if block is not None and size % block:
+        qkv_3BNSK = F.pad(qkv_3BNSK, (0, 0, 0, block - size % block))
+    if kernel == "auto":
+        kernel = "products" if qkv_3BNSK.device.type == "cpu" and (block or size) < _LONG else "sdpa"
+    if kernel == "products" or dropped is not None:  # the library's dropout would draw from a global state
+        with torch.autocast(qkv_3BNSK.device.type, enabled=False):  # one precision, forward and backward
+            attended_BNSK = _Products.apply(qkv_3BNSK, block, hidden, dropped, keep_scale(dropout))
+    else:
+        attended_BNSK = _library(qkv_3BNSK, block, hidden)
+    return attended_BNSK[:, :, :size]
+
+
+def _dropped(
+    sight: Sight, window: int | None, block: int | None, noise: Noise, dropout: float, layer: int, num_heads: int
+) -> torch.Tensor:
+    """dropped_BNXQL. With a window the decisions belong to (query, distance), so blocks do not change them."""
+    width = None if window is None else 2 * window + 1
+    dropped_BNSW = noise.dropped_square(
+        layer, dropout, sight.lengths, num_heads, width, sight.num_positions, sight.device
+    )
+    if window is None:
+        return dropped_BNSW[:, :, None]
+    assert width is not None
+    query_XQ1, key_X1L = sight.indices(block)
+    column_XQL = (key_X1L - query_XQ1 + window).clamp(0, width - 1)
+    query_XQ1 = query_XQ1.clamp(max=sight.num_positions - 1)
+    return dropped_BNSW[:, :, query_XQ1, column_XQL]
+
+
+def _split(x_BNSK: torch.Tensor, block: int | None) -> torch.Tensor:
+    """Queries by block: x_BNXQK."""
+    return x_BNSK[:, :, None] if block is None else x_BNSK.unflatten(2, (-1, block))
+
+
+def _neighbours(x_BNSK: torch.Tensor, block: int | None) -> torch.Tensor:
+    """Keys or values that each block sees, zeros beyond the ends: x_BNXLK."""
+    if block is None:
+        return x_BNSK[:, :, None]
+    return F.pad(x_BNSK, (0, 0, block, block)).unfold(2, 3 * block, block).transpose(-1, -2)
+
+
+def _gather_neighbours(grad_BNXLK: torch.Tensor, block: int | None) -> torch.Tensor:
+    """The gradient of _neighbours: every position was in up to three blocks."""
+    if block is None:
+        return grad_BNXLK[:, :, 0]
+    first, middle, last = grad_BNXLK.split(block, dim=3)
+    total = middle.clone()
+    total[:, :, :-1] += first[:, :, 1:]
+    total[:, :, 1:] += last[:, :, :-1]
+    return total.flatten(2, 3)
+
+
+def _library(qkv_3BNSK: torch.Tensor, block: int | None, hidden: torch.Tensor | None) -> torch.Tensor:
+    q, k, v = qkv_3BNSK
+    q, k, v = _split(q, block), _neighbours(k, block), _neighbours(v, block)
+    if hidden is None:
+        return F.scaled_dot_product_attention(q[:, :, 0], k[:, :, 0], v[:, :, 0])
+    # Blocks become rows. A query that sees nothing (padding) sees everything instead: its result is never used,
+    # and NaN there would reach the gradients.
+    seen = ~hidden.expand(q.shape[0], 1, q.shape[2], -1, -1)
+    seen = (seen | ~seen.any(-1, keepdim=True)).transpose(1, 2).flatten(0, 1)
+    rows = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
+    attended = F.scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=seen)
+    return attended.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2).flatten(2, 3)
+
+
+class _Products(torch.autograd.Function):
+    """softmax(Q K^T / sqrt(K)) V as batched products; saves its input, the probabilities and what was dropped."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        qkv_3BNSK: torch.Tensor,
+        block: int | None,
+        hidden: torch.Tensor | None,
+        dropped: torch.Tensor | None,
+        scale: float,
+    ) -> torch.Tensor:
+        q, k, v = _operands(qkv_3BNSK, block)
+        scores = torch.matmul(q, k.transpose(-1, -2)).mul_(q.shape[-1] ** -0.5)
+        if hidden is not None:
+            # The least finite number, not -inf: a query that sees nothing (padding) must not become NaN.
+            scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
+        probs_BNXQL = torch.softmax(scores, dim=-1)
+        ctx.save_for_backward(qkv_3BNSK, probs_BNXQL, *([] if dropped is None else [dropped]))
+        ctx.block, ctx.scale = block, scale
+        kept = probs_BNXQL if dropped is None else probs_BNXQL.masked_fill(dropped, 0.0).mul_(scale)
+        return torch.matmul(kept, v).flatten(2, 3)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        qkv_3BNSK, probs, *rest = ctx.saved_tensors
+        q, k, v = _operands(qkv_3BNSK, ctx.block)
+        grad = grads[0].unflatten(2, (-1, q.shape[3]))
+        kept = probs.masked_fill(rest[0], 0.0).mul_(ctx.scale) if rest else probs
+        grad_v = torch.matmul(kept.transpose(-1, -2), grad)
+        grad_probs = torch.matmul(grad, v.transpose(-1, -2))
+        if rest:
+            grad_probs.masked_fill_(rest[0], 0.0).mul_(ctx.scale)
+        grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype).mul_(q.shape[-1] ** -0.5)
+        grad_q = torch.matmul(grad_scores, k)
+        grad_k = torch.matmul(grad_scores.transpose(-1, -2), q)
+        grad_qkv = torch.empty_like(qkv_3BNSK)
+        grad_qkv[0] = grad_q.flatten(2, 3)
+        grad_qkv[1] = _gather_neighbours(grad_k, ctx.block)
+        grad_qkv[2] = _gather_neighbours(grad_v, ctx.block)
+        return grad_qkv, None, None, None, None
+
+
+def _operands(qkv_3BNSK: torch.Tensor, block: int | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = qkv_3BNSK
+    return _split(q, block), _neighbours(k, block), _neighbours(v, block)
+
+
+class _Rotate(torch.autograd.Function):
+    """Rotary positions on queries and keys. A rotation's gradient is the rotation back."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv_3BNSK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(qkv_3BNSK, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        return _rotated(grads[0], cos, -sin), None, None
+
+
+def _rotated(qkv_3BNSK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    first, second = qkv_3BNSK[:2].chunk(2, dim=-1)
+    out = torch.empty_like(qkv_3BNSK)
+    half = first.shape[-1]
+    out[:2, ..., :half] = first * cos - second * sin
+    out[:2, ..., half:] = second * cos + first * sin
+    out[2] = qkv_3BNSK[2]
+    return out
+
+
+def rotary_angles(positions_BS: torch.Tensor, head_size: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and sin for `rotate`, in fp32: arXiv 2104.09864 with the two halves of a head as the pairs."""
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=positions_BS.device) / head_size
+    angles_B1SH = positions_BS[:, None, :, None].float() * (1.0 / base**exponents)
+    return angles_B1SH.cos(), angles_B1SH.sin()
+
+
+def rotate(qkv_3BNSK: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return _Rotate.apply(qkv_3BNSK, *angles)
+
+
+def hidden_tokens(noise: Noise, prob: float, lengths: Sequence[int], size: int, device: torch.device) -> torch.Tensor:
+    """hidden_BS: tokens that nobody else sees in this step; the first token of a row is never hidden."""
+    flat = noise.dropped(0, Site.HIDDEN_TOKENS, prob, [size] * len(lengths), device)
+    hidden_BS = flat.view(len(lengths), size).clone()
+    hidden_BS[:, 0] = False
+    return hidden_BS

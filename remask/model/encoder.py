@@ -1,0 +1,274 @@
+"""The encoder: token ids in, one state per token out (arXiv 1907.11692 section 2; 1909.11942 section 3 for ALBERT).
+
+A layer is attention and FFN, each with its norm; which module a layer uses is `settings.attention_index(layer)` and
+`ffn_index(layer)`, so sharing is a matter of indices. Rows of different lengths are laid end to end for everything
+but attention (`Rows`), so that linear layers never run on padding. Not here: masks and kernels (attention), randomness
+(noise), what the states are used for (heads), names in other layouts (interop).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from remask.errors import DataError
+from remask.model.attention import Sight, attend, hidden_tokens, rotary_angles, rotate
+from remask.model.noise import Noise, Site
+from remask.model.settings import ModelSettings
+from remask.schema import Batch
+
+# Shapes: B rows, S positions of a row, T tokens laid end to end (all B x S, or only the real ones), V vocabulary,
+# E width of the embeddings, D width of a state, N heads, K width of a head, F width inside the FFN.
+
+ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}  # -> F.gelu's `approximate`
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the tokens of a batch stand: B rows of S positions, of which `tokens_T` (None: all) are computed."""
+
+    lengths: list[int]  # real tokens of every row
+    num_positions: int
+    tokens_T: torch.Tensor | None
+
+    @classmethod
+    def of(cls, batch: Batch, unpad: bool) -> Rows:
+        num_positions = batch.input_ids_BS.shape[1]
+        lengths = batch.lengths_B.tolist()
+        assert 1 <= min(lengths) <= max(lengths) <= num_positions, "lengths do not fit the rows"
+        tokens_T = None
+        if unpad and min(lengths) < num_positions:
+            columns_S = torch.arange(num_positions, device=batch.input_ids_BS.device)
+            tokens_T = (columns_S < batch.lengths_B[:, None]).flatten().nonzero().squeeze(1)
+        return cls(lengths, num_positions, tokens_T)
+
+    @property
+    def computed(self) -> list[int]:
+        """How many tokens of every row are computed."""
+        return [self.num_positions] * len(self.lengths) if self.tokens_T is None else self.lengths
+
+    def take(self, ids_BS: torch.Tensor) -> torch.Tensor:
+        """ids_T."""
+        return ids_BS.flatten() if self.tokens_T is None else ids_BS.flatten()[self.tokens_T]
+
+    def pad(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """x_BSD, with zeros at positions that are not computed."""
+        shape = (len(self.lengths), self.num_positions, x_TD.shape[1])
+        return x_TD.view(shape) if self.tokens_T is None else _Pad.apply(x_TD, self.tokens_T, shape)
+
+    def unpad(self, x_BSD: torch.Tensor) -> torch.Tensor:
+        """x_TD."""
+        return x_BSD.flatten(0, 1) if self.tokens_T is None else _Unpad.apply(x_BSD, self.tokens_T)
+
+
+class _Pad(torch.autograd.Function):
+    """Its gradient is _Unpad: positions are distinct, which index_select's own gradient cannot know."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: torch.Tensor, tokens_T: torch.Tensor, shape: tuple[int, int, int]) -> torch.Tensor:
+        ctx.save_for_backward(tokens_T)
+        return _padded(x_TD, tokens_T, shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grads[0].flatten(0, 1).index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_BSD: torch.Tensor, tokens_T: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(tokens_T)
+        ctx.shape = x_BSD.shape
+        return x_BSD.flatten(0, 1).index_select(0, tokens_T)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _padded(grads[0], ctx.saved_tensors[0], ctx.shape), None
+
+
+def _padded(x_TD: torch.Tensor, tokens_T: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    return x_TD.new_zeros(shape[0] * shape[1], shape[2]).index_copy_(0, tokens_T, x_TD).view(shape)
+
+
+def layer_norm(settings: ModelSettings, size: int) -> nn.LayerNorm:
+    return nn.LayerNorm(size, eps=settings.norm_eps, bias=settings.norm_bias)
+
+
+class Embeddings(nn.Module):
+    """Token + position + segment, normed; projected up to the hidden size when they are narrower."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        width = settings.embedding_width
+        self.offset = settings.position_offset
+        self.tokens = nn.Embedding(settings.vocab_size, width)
+        self.positions = nn.Embedding(settings.num_positions, width) if settings.positions == "learned" else None
+        self.segments = nn.Embedding(settings.num_segments, width) if settings.num_segments else None
+        self.norm = layer_norm(settings, width)
+        self.project = None
+        if width != settings.hidden_size:
+            self.project = nn.Linear(width, settings.hidden_size, bias=settings.bias)
+        self.dropout = settings.dropout
+
+    def forward(
+        self,
+        ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        segments_T: torch.Tensor | None,
+        rows: Rows,
+        noise: Noise | None,
+    ) -> torch.Tensor:
+        x_TE = self.tokens(ids_T)
+        if self.positions is not None:
+            x_TE = x_TE + self.positions(positions_T + self.offset)
+        if self.segments is not None:
+            # RoBERTa has one segment, whatever the input says.
+            several = segments_T is not None and self.segments.num_embeddings > 1
+            x_TE = x_TE + (self.segments(segments_T) if several else self.segments.weight[0])
+        x_TE = self.norm(x_TE)
+        if noise is not None:
+            x_TE = noise.drop(x_TE, self.dropout, 0, Site.EMBEDDING, rows.computed)
+        return x_TE if self.project is None else self.project(x_TE)
+
+
+class Attention(nn.Module):
+    """Self-attention over padded rows; its linear layers run on the tokens laid end to end."""
+
+    def __init__(self, settings: ModelSettings, with_norm: bool) -> None:
+        super().__init__()
+        self.settings = settings
+        self.qkv = nn.Linear(settings.hidden_size, 3 * settings.hidden_size, bias=settings.bias)  # rows: q, k, v
+        self.output = nn.Linear(settings.hidden_size, settings.hidden_size, bias=settings.bias)
+        self.norm = layer_norm(settings, settings.hidden_size) if with_norm else None
+
+    def forward(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
+        settings = self.settings
+        window = settings.window(layer)
+        qkv_BSM = view.rows.pad(self.qkv(x_TD))
+        qkv_BS3NK = qkv_BSM.unflatten(2, (3, settings.num_heads, settings.head_size))
+        qkv_3BNSK = qkv_BS3NK.permute(2, 0, 3, 1, 4).contiguous()
+        if settings.positions == "rotary":
+            base = settings.rotary_base if window is None else settings.rotary_base_local
+            qkv_3BNSK = rotate(qkv_3BNSK, view.angles(base, settings.head_size))
+        x_BNSK = attend(
+            qkv_3BNSK, view.sight, window, settings.attention_kernel, noise, settings.attention_dropout, layer
+        )
+        return self.output(view.rows.unpad(x_BNSK.transpose(1, 2).flatten(2, 3)))
+
+
+class Ffn(nn.Module):
+    """down(act(up x)); gated: up gives two halves, the activated one is multiplied by the other."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.gated = settings.ffn == "gated"
+        self.approximate = ACTIVATIONS[settings.activation]
+        up_size = settings.ffn_size * (2 if self.gated else 1)
+        self.up = nn.Linear(settings.hidden_size, up_size, bias=settings.bias)
+        self.down = nn.Linear(settings.ffn_size, settings.hidden_size, bias=settings.bias)
+        self.norm = layer_norm(settings, settings.hidden_size)
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        x_TF = self.up(x_TD)
+        if self.gated:
+            x_TF, gate_TF = x_TF.chunk(2, dim=-1)
+            return self.down(F.gelu(x_TF, approximate=self.approximate) * gate_TF)
+        return self.down(F.gelu(x_TF, approximate=self.approximate))
+
+
+@dataclass
+class View:
+    """What all layers share while a batch passes: where tokens stand, what they see, the rotary angles."""
+
+    rows: Rows
+    sight: Sight
+    positions_BS: torch.Tensor
+
+    def __post_init__(self) -> None:
+        self._angles: dict[float, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def angles(self, base: float, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if base not in self._angles:
+            self._angles[base] = rotary_angles(self.positions_BS, head_size, base)
+        return self._angles[base]
+
+
+class Encoder(nn.Module):
+    """Embeddings, then the layers, then (pre-norm) a last norm."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.settings = settings
+        self.embeddings = Embeddings(settings)
+        layers = range(settings.num_layers)
+        normed = {settings.attention_index(i) for i in layers if settings.has_attention_norm(i)}
+        num_attentions = 1 + max(settings.attention_index(i) for i in layers)
+        self.attentions = nn.ModuleList(Attention(settings, a in normed) for a in range(num_attentions))
+        self.ffns = nn.ModuleList(Ffn(settings) for _ in range(1 + max(settings.ffn_index(i) for i in layers)))
+        self.norm = layer_norm(settings, settings.hidden_size) if settings.norm == "pre" else None
+        self.recompute = False  # activation checkpointing: noise has no state, so a second pass is the same
+
+    def forward(self, batch: Batch, noise: Noise | None = None, causal: bool = False) -> torch.Tensor:
+        """hidden_BSD, zeros at padding. `noise` None: evaluation."""
+        view = self._view(batch, noise, causal)
+        rows = view.rows
+        segments_T = None if batch.segment_ids_BS is None else rows.take(batch.segment_ids_BS)
+        positions_T = rows.take(view.positions_BS.expand(batch.input_ids_BS.shape))
+        x_TD = self.embeddings(rows.take(batch.input_ids_BS), positions_T, segments_T, rows, noise)
+        for layer in range(self.settings.num_layers):
+            if self.recompute and torch.is_grad_enabled():
+                x_TD = checkpoint(self.layer, x_TD, layer, view, noise, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_TD = self.layer(x_TD, layer, view, noise)
+        if self.norm is not None:
+            x_TD = self.norm(x_TD)
+        hidden_BSD = rows.pad(x_TD)
+        if rows.tokens_T is None and min(rows.lengths) < rows.num_positions:
+            columns_S = torch.arange(rows.num_positions, device=hidden_BSD.device)
+            hidden_BSD = hidden_BSD.masked_fill((columns_S >= batch.lengths_B[:, None])[:, :, None], 0.0)
+        return hidden_BSD
+
+    def layer(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
+        """One layer: x + sublayer(x), normed before the sub-layer or after the sum."""
+        settings = self.settings
+        attention = self.attentions[settings.attention_index(layer)]
+        ffn = self.ffns[settings.ffn_index(layer)]
+        pre = settings.norm == "pre"
+
+        normed_TD = attention.norm(x_TD) if pre and settings.has_attention_norm(layer) else x_TD
+        x_TD = x_TD + self._dropped(attention(normed_TD, layer, view, noise), layer, Site.ATTENTION, view, noise)
+        if not pre:
+            x_TD = attention.norm(x_TD)
+        x_TD = x_TD + self._dropped(ffn(ffn.norm(x_TD) if pre else x_TD), layer, Site.FFN, view, noise)
+        return x_TD if pre else ffn.norm(x_TD)
+
+    def _dropped(self, x_TD: torch.Tensor, layer: int, site: Site, view: View, noise: Noise | None) -> torch.Tensor:
+        return x_TD if noise is None else noise.drop(x_TD, self.settings.dropout, layer, site, view.rows.computed)
+
+    def _view(self, batch: Batch, noise: Noise | None, causal: bool) -> View:
+        settings = self.settings
+        rows = Rows.of(batch, settings.unpad)
+        device = batch.input_ids_BS.device
+        if batch.position_ids_BS is not None:
+            positions_BS = batch.position_ids_BS
+            longest = int(positions_BS.max()) + 1
+        else:
+            positions_BS = torch.arange(rows.num_positions, device=device)[None]
+            longest = max(rows.lengths)
+            # Padding beyond the last position is never used; it only has to have a row in the table.
+            positions_BS = positions_BS.clamp(max=settings.max_length - 1)
+        if longest > settings.max_length:
+            raise DataError(
+                f"an input of {longest} tokens is longer than the {settings.max_length} positions of this model "
+                "(model.max_length); cut it, or train a model with more positions"
+            )
+        hidden_BS = None
+        if noise is not None and settings.attention_mask_prob > 0.0:
+            hidden_BS = hidden_tokens(noise, settings.attention_mask_prob, rows.lengths, rows.num_positions, device)
+        sight = Sight(rows.lengths, rows.num_positions, device, causal, batch.document_ids_BS, hidden_BS)
+        return View(rows, sight, positions_BS)

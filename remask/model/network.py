@@ -1,0 +1,154 @@
+"""Encoder and heads as one network: Batch -> hidden states -> logits.
+
+In: a Batch of tensors and, in training, Noise. Out: states and logits; what a head needs beyond the states (lengths for
+the mean and for dropout) is passed along. `build_network` is a pure function of (settings, heads, seed): every weight
+has a generator of its own, keyed by its name, so that adding a head does not change the encoder.
+Not here: losses (objectives), files (store), other layouts (interop).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+from torch import nn
+
+from remask.errors import ConfigError
+from remask.model.encoder import Encoder
+from remask.model.heads import Heads
+from remask.model.noise import Noise, Site
+from remask.model.settings import HeadSettings, ModelSettings
+from remask.schema import Batch
+
+# Shapes: B rows, S positions, D width of a state, M predicted positions, V vocabulary, C classes or tags.
+
+
+class Network(nn.Module):
+    """An encoder with heads. Every method takes what `encode` gave; `noise` None is evaluation."""
+
+    def __init__(self, settings: ModelSettings, heads: HeadSettings) -> None:
+        super().__init__()
+        if settings.vocab_size < 1:
+            raise ConfigError("model.vocab_size is 0: it must be the tokenizer's number of entries")
+        self.settings = settings
+        self.head_settings = heads
+        self.encoder = Encoder(settings)
+        self.heads = Heads(settings, heads)
+
+    def forward(self, batch: Batch, noise: Noise | None = None, causal: bool = False) -> torch.Tensor:
+        """`encode`, under the name by which wrappers (DDP, compile) call it."""
+        return self.encoder(batch, noise, causal)
+
+    def encode(self, batch: Batch, noise: Noise | None = None, causal: bool = False) -> torch.Tensor:
+        """hidden_BSD, zeros at padding. `causal`: no token sees those to its right."""
+        return self(batch, noise, causal)
+
+    def masked_lm(self, hidden_BSD: torch.Tensor, positions_M: torch.Tensor) -> torch.Tensor:
+        """logits_MV at flat positions (row * S + column) only."""
+        head = self.heads.masked_lm
+        assert head is not None, "this network has no masked-LM head"
+        hidden_MD = hidden_BSD.flatten(0, 1).index_select(0, positions_M)
+        return head(hidden_MD, self.encoder.embeddings.tokens.weight)
+
+    def sentence(
+        self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, noise: Noise | None = None
+    ) -> torch.Tensor:
+        """logits_B2: 1 = the second part follows the first."""
+        return self._on_text(self.heads.sentence, hidden_BSD, lengths_B, noise)
+
+    def classify(
+        self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, noise: Noise | None = None
+    ) -> torch.Tensor:
+        """logits_BC; regression has one column."""
+        return self._on_text(self.heads.classifier, hidden_BSD, lengths_B, noise)
+
+    def choose(
+        self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, noise: Noise | None = None
+    ) -> torch.Tensor:
+        """scores_B, one for every row; the choices of a question are consecutive rows."""
+        return self._on_text(self.heads.chooser, hidden_BSD, lengths_B, noise).squeeze(1)
+
+    def answerable(
+        self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, noise: Noise | None = None
+    ) -> torch.Tensor:
+        """logit_B: above 0 = the passage has an answer."""
+        return self._on_text(self.heads.answerable, hidden_BSD, lengths_B, noise).squeeze(1)
+
+    def tag(self, hidden_BSD: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
+        """logits_BSC."""
+        return self._on_tokens(self.heads.tagger, hidden_BSD, noise, self.settings.head_dropout)
+
+    def span(self, hidden_BSD: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
+        """logits_BS2: start and end. No dropout here but in the modern form, as in the reference heads."""
+        return self._on_tokens(self.heads.span, hidden_BSD, noise, 0.0)
+
+    def embed(self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
+        """vectors_BD: the first token's state or the mean over the real tokens."""
+        if self.head_settings.pooling == "first":
+            return hidden_BSD[:, 0]
+        assert lengths_B is not None, "the mean needs the lengths"
+        return hidden_BSD.sum(dim=1) / lengths_B[:, None].to(hidden_BSD.dtype)  # padding is zero
+
+    def _on_text(
+        self, linear: nn.Linear | None, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None, noise: Noise | None
+    ) -> torch.Tensor:
+        assert linear is not None, "this network lacks that head"
+        pooled_BD = self.embed(hidden_BSD, lengths_B)
+        return linear(self._pool(pooled_BD, noise, [1] * pooled_BD.shape[0]))
+
+    def _on_tokens(
+        self, linear: nn.Linear | None, hidden_BSD: torch.Tensor, noise: Noise | None, dropout: float
+    ) -> torch.Tensor:
+        assert linear is not None, "this network lacks that head"
+        rows, columns, _ = hidden_BSD.shape
+        x_TD = hidden_BSD.flatten(0, 1)
+        if self.settings.head_form == "modern":
+            x_TD = self._pool(x_TD, noise, [columns] * rows)
+        elif noise is not None:
+            x_TD = noise.drop(x_TD, dropout, 0, Site.HEAD_OUTPUT, [columns] * rows)
+        return linear(x_TD).unflatten(0, (rows, columns))
+
+    def _pool(self, x_RD: torch.Tensor, noise: Noise | None, tokens_per_row: list[int]) -> torch.Tensor:
+        pooler = self.heads.pooler
+        assert pooler is not None
+        return pooler(x_RD, self.encoder.attentions[-1].output, noise, tokens_per_row)
+
+    def train_top_layers(self, num_layers: int) -> None:
+        """Only the top layers, the last norm and the heads learn; a tied output matrix rests with the embeddings."""
+        settings = self.settings
+        top = range(max(0, settings.num_layers - num_layers), settings.num_layers)
+        learning = {f"attentions.{settings.attention_index(i)}." for i in top}
+        learning |= {f"ffns.{settings.ffn_index(i)}." for i in top} | {"norm."}
+        for name, parameter in self.encoder.named_parameters():
+            parameter.requires_grad_(name.startswith(tuple(learning)))
+
+    def checkpoint_layers(self) -> None:
+        """Keep only what goes in and out of a layer, and compute the inside again in the backward pass."""
+        self.encoder.recompute = True
+
+
+def build_network(settings: ModelSettings, heads: HeadSettings, seed: int) -> Network:
+    """A fresh network: weights as the papers draw them, biases 0, norms 1."""
+    with torch.device("meta"):  # nothing is drawn from torch's global generator
+        network = Network(settings, heads)
+    network.to_empty(device="cpu")
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            _initialise(name, parameter, settings, seed)
+    return network
+
+
+def _initialise(name: str, parameter: nn.Parameter, settings: ModelSettings, seed: int) -> None:
+    if parameter.ndim < 2:
+        parameter.fill_(1.0 if name.endswith("norm.weight") else 0.0)
+        return
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+    std = settings.init_std
+    if settings.init == "normal":
+        parameter.normal_(0.0, std, generator=generator)
+        return
+    if name.endswith((".output.weight", ".down.weight")):
+        std /= math.sqrt(2 * settings.num_layers)
+    nn.init.trunc_normal_(parameter, 0.0, std, -2 * std, 2 * std, generator=generator)

@@ -1,0 +1,162 @@
+"""What an encoder and its heads look like: every design decision of model/, without torch.
+
+In: the `model:` part of a run file. Out: frozen settings that encoder, attention and heads read. RoBERTa, BERT, ALBERT,
+the pre-norm RoBERTa and the modern form are nothing but values of these fields (runs/bases); the defaults are
+RoBERTa base (arXiv 1907.11692, section 3). Not here: which Hugging Face class a combination goes out as (interop).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from remask.config import Config, setting, switch
+
+
+class ModelSettings(Config):
+    """The encoder. Defaults: RoBERTa base."""
+
+    vocab_size: int = setting(0, "entries of the vocabulary; 0: as many as the tokenizer has", ge=0)
+    num_layers: int = switch(12, "how often attention and FFN are applied", effect="math", samples=[2, 3], ge=1)
+    hidden_size: int = switch(768, "width of a token's state", effect="math", samples=[32, 64], ge=1)
+    num_heads: int = switch(12, "attention heads; each is hidden_size / num_heads wide", effect="math", samples=[2, 4])
+    ffn_size: int = switch(3072, "width inside the FFN (of each half when gated)", effect="math", samples=[48, 96])
+    max_length: int = setting(512, "the longest input in tokens, <s> and </s> included", ge=1)
+    position_offset: int = setting(
+        2, "unused rows at the start of the position table: 2 in RoBERTa's layout, 0 in BERT's", ge=0
+    )
+    num_segments: int = switch(
+        1,
+        "rows of the segment table; below 2 segment ids are not read, as in RoBERTa",
+        effect="math",
+        samples=[0, 1, 2],
+    )
+
+    # ALBERT (arXiv 1909.11942, section 3.1)
+    embedding_size: int | None = switch(
+        None, "width of the embeddings, projected up to hidden_size; None: hidden_size", effect="math", samples=[16]
+    )
+    sharing: Literal["none", "attention", "ffn", "all"] = switch(
+        "none", "which sub-layers the layers of a group share", effect="math"
+    )
+    num_groups: int = switch(1, "groups of consecutive layers that share", effect="math", samples=[1, 2], ge=1)
+
+    positions: Literal["learned", "rotary"] = switch("learned", "how a token knows where it stands", effect="math")
+    rotary_base: float = switch(
+        160_000.0, "wavelength base of rotary positions in layers that see everything", effect="math", samples=[1e4]
+    )
+    rotary_base_local: float = switch(
+        10_000.0, "wavelength base of rotary positions in layers with a window", effect="math", samples=[1e3]
+    )
+    norm: Literal["post", "pre"] = switch("post", "LayerNorm after or before a sub-layer", effect="math")
+    first_norm: bool = switch(
+        True, "pre-norm: whether the first attention has its own norm after that of the embeddings", effect="math"
+    )
+    norm_eps: float = switch(1e-5, "added to the variance: 1e-5 RoBERTa, 1e-12 BERT", effect="math", samples=[1e-2])
+    norm_bias: bool = switch(True, "LayerNorms have a bias", effect="math")
+    bias: bool = switch(True, "linear layers of encoder and heads have a bias (label outputs always do)", effect="math")
+    activation: Literal["gelu", "gelu_tanh"] = switch(
+        "gelu", "exact GELU, or the tanh form that ALBERT was trained with", effect="math"
+    )
+    ffn: Literal["plain", "gated"] = switch("plain", "down(act(up x)), or down(act(up x) * gate x)", effect="math")
+    tied_embeddings: bool = switch(True, "the masked-LM output uses the input embeddings", effect="math")
+
+    dropout: float = switch(
+        0.1, "chance to drop a value of the embeddings or of a sub-layer's output", effect="math", samples=[0.0, 0.3]
+    )
+    attention_dropout: float = switch(0.1, "chance to drop an attention probability", effect="math", samples=[0.0, 0.3])
+    head_dropout: float = switch(0.1, "dropout inside the task heads", effect="math", samples=[0.0, 0.3])
+
+    # Claims that circulate about RoBERTa, as switches (the window is also half of the modern form's attention)
+    attention_window: int | None = switch(
+        None, "tokens to the left and right that a token sees; None: all", effect="math", samples=[1, 12]
+    )
+    global_every: int = switch(
+        0, "with a window: layers 0, n, 2n, ... see everything; 0: none does", effect="math", samples=[0, 2], ge=0
+    )
+    attention_mask_prob: float = switch(
+        0.0, "chance in training that a token (never the first) is hidden from all others", effect="math", samples=[0.3]
+    )
+    pooler_tied: bool = switch(False, "the pooler is the last layer's attention output projection", effect="math")
+
+    head_form: Literal["roberta", "bert", "modern"] = switch(
+        "roberta",
+        "heads: dropout-dense-tanh-dropout-linear, dense-tanh-dropout-linear, or dense-GELU-norm-dropout-linear",
+        effect="math",
+    )
+    attention_kernel: Literal["auto", "products", "sdpa"] = switch(
+        "auto", "explicit products (fast on CPUs) or torch's fused kernel (fast on GPUs)", effect="speed"
+    )
+    unpad: bool = switch(True, "linear layers run on real tokens only", effect="speed")
+    init: Literal["normal", "scaled"] = switch(
+        "normal",
+        "normal(0, init_std); or cut at 2 deviations, with output projections divided by sqrt(2 x layers)",
+        effect="math",
+    )
+    init_std: float = switch(0.02, "standard deviation of the initial weights", effect="math", samples=[0.1], gt=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.num_heads < 1 or self.hidden_size % self.num_heads:
+            raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}")
+        if self.positions == "rotary" and self.head_size % 2:
+            raise ValueError(f"rotary positions need an even width per head, not {self.head_size}")
+        if self.num_groups > self.num_layers:
+            raise ValueError(f"num_groups {self.num_groups} is more than num_layers {self.num_layers}")
+        for name in ("dropout", "attention_dropout", "head_dropout", "attention_mask_prob"):
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise ValueError(f"{name} must be at least 0 and below 1")
+        for name in ("ffn_size", "embedding_size", "attention_window"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1")
+        if self.num_segments < 0:
+            raise ValueError("num_segments must be at least 0")
+        return self
+
+    @property
+    def head_size(self) -> int:
+        return self.hidden_size // self.num_heads
+
+    @property
+    def embedding_width(self) -> int:
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def num_positions(self) -> int:
+        """Rows of the position table: the one place that knows RoBERTa's offset."""
+        return self.max_length + self.position_offset
+
+    def attention_index(self, layer: int) -> int:
+        """Which attention module a layer uses."""
+        return self._group(layer) if self.sharing in ("attention", "all") else layer
+
+    def ffn_index(self, layer: int) -> int:
+        """Which FFN module a layer uses."""
+        return self._group(layer) if self.sharing in ("ffn", "all") else layer
+
+    def _group(self, layer: int) -> int:
+        return layer * self.num_groups // self.num_layers
+
+    def window(self, layer: int) -> int | None:
+        """How far a layer sees to either side; None: everything."""
+        sees_all = self.global_every > 0 and layer % self.global_every == 0
+        return None if sees_all else self.attention_window
+
+    def has_attention_norm(self, layer: int) -> bool:
+        return self.first_norm or self.norm == "post" or layer > 0
+
+
+class HeadSettings(Config):
+    """Which heads sit on the encoder. The embedding of a text needs no weights: every network has it."""
+
+    masked_lm: bool = setting(False, "predict masked tokens")
+    sentence: bool = setting(False, "NSP or SOP: does the second part follow?")
+    num_classes: int | None = setting(None, "classification (1: regression)", ge=1)
+    num_tags: int | None = setting(None, "token classification", ge=1)
+    span: bool = setting(False, "start and end of an answer")
+    answerable: bool = setting(False, "SQuAD 2.0: is there an answer?")
+    choice: bool = setting(False, "multiple choice: one score a row")
+    pooling: Literal["first", "mean"] = switch(
+        "first", "what stands for a text: its first token's state, or the mean", effect="math"
+    )
