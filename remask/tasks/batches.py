@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from remask.data.order import key_of, permute
 from remask.schema import IGNORE, Batch
 from remask.tasks.rows import Rows
 from remask.tasks.settings import TaskBatchSettings
@@ -39,6 +40,10 @@ class TaskBatches:
     def num_examples(self) -> int:
         return self._rows.num_groups
 
+    @property
+    def tokens_per_step(self) -> float:
+        return float(self._rows.lengths.sum()) / self.steps_per_epoch
+
     def first_cursor(self) -> dict[str, Any]:
         return {"epoch": 0, "step": 0}
 
@@ -58,9 +63,7 @@ class TaskBatches:
 
 def _order(lengths: Array, settings: TaskBatchSettings, seed: int, epoch: int) -> list[Array]:
     count, width = len(lengths), settings.num_rows
-    # Raw bits are the same on every numpy; Generator.permutation promises that only within a version.
-    bits = np.random.Philox(key=(seed << 64) | (epoch + 1))
-    order = np.argsort(bits.random_raw(count), kind="stable")
+    order = permute(np.arange(count), count, key_of("task", seed, epoch))
     pool = width * settings.bucket_batches
     sort = settings.bucket_batches > 1
     batches: list[Array] = []
@@ -71,7 +74,7 @@ def _order(lengths: Array, settings: TaskBatchSettings, seed: int, epoch: int) -
         batches += [part[i : i + width] for i in range(0, len(part), width)]
     if not sort:
         return batches
-    return [batches[i] for i in np.argsort(bits.random_raw(len(batches)), kind="stable")]
+    return [batches[i] for i in permute(np.arange(len(batches)), len(batches), key_of("task batches", seed, epoch))]
 
 
 def evaluation_batches(rows: Rows, pad_id: int, *, num_tokens: int) -> Iterator[tuple[Array, Batch]]:

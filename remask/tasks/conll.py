@@ -1,0 +1,195 @@
+"""Token classification: CoNLL column files and JSONL -> sentences -> rows with a tag on each word's first token.
+
+In: a file with one word a line (blank lines between sentences, the tag in the last column; `-DOCSTART-` lines are
+skipped), or JSONL/Parquet with lists of words and tags. Out: sentences in IOB2, rows, and tags back from logits.
+Words are encoded one by one, as they would be inside their sentence (each but the first with its space before it).
+A sentence beyond the model's length goes on in further rows. Not here: what an entity is (entities.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask.errors import ConfigError, DataError, MissingInputError
+from remask.schema import IGNORE
+from remask.tasks.entities import Scheme, schemes, split_tag, to_iob2
+from remask.tasks.rows import Frame, Rows
+from remask.tasks.settings import TableSettings
+from remask.tasks.tables import read_cells, read_lines
+
+Array = np.ndarray
+_TABLES = (".jsonl", ".ndjson", ".parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Words and their tags (None: not known), and where they stand."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...] | None
+    place: str
+
+
+def read_sentences(path: Path, settings: TableSettings, *, labelled: bool = True) -> list[Sentence]:
+    """All sentences of a file, with tags in IOB2."""
+    if not path.is_file():
+        raise MissingInputError(f"{path}: no such file")
+    table = any(suffix in _TABLES for suffix in path.suffixes)
+    found = list(_from_table(path, settings, labelled) if table else _from_columns(path, labelled))
+    if not found:
+        raise DataError(f"{path}: no sentences")
+    if not labelled:
+        return found
+    scheme = _scheme(path, found)
+    return [replace(s, tags=tuple(to_iob2(s.tags or (), scheme))) for s in found]
+
+
+def _from_columns(path: Path, labelled: bool) -> Iterator[Sentence]:
+    words: list[str] = []
+    tags: list[str] = []
+    start = width = 0
+    for number, line in read_lines(path):
+        cells = line.split()
+        if not cells or cells[0] == "-DOCSTART-":
+            if words:
+                yield Sentence(tuple(words), tuple(tags) if labelled else None, f"{path}:{start}")
+            words, tags = [], []
+            continue
+        if labelled and len(cells) < 2:
+            raise DataError(f"{path}:{number}: a word without a tag; the columns are word ... tag")
+        width = width or len(cells)
+        if len(cells) != width:
+            raise DataError(f"{path}:{number}: {len(cells)} columns, but {width} in the lines before")
+        if labelled:
+            _check_tag(cells[-1], f"{path}:{number}")
+            tags.append(cells[-1])
+        start = start if words else number
+        words.append(cells[0])
+    if words:
+        yield Sentence(tuple(words), tuple(tags) if labelled else None, f"{path}:{start}")
+
+
+def _from_table(path: Path, settings: TableSettings, labelled: bool) -> Iterator[Sentence]:
+    for cells in read_cells(path):
+        for column in (settings.text, *([settings.label] if labelled else [])):
+            if column not in cells.values:
+                known = ", ".join(str(name) for name in cells.values)
+                raise ConfigError(f"{cells.place}: no column {column!r}; there are {known}")
+            value = cells.values[column]
+            if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
+                raise DataError(f"{cells.place}: {column!r} must be a list of words, not {str(value)[:60]!r}")
+        words = tuple(cells.values[settings.text])
+        if not words:
+            continue
+        tags = tuple(cells.values[settings.label]) if labelled else None
+        if tags is not None and len(tags) != len(words):
+            raise DataError(f"{cells.place}: {len(words)} words but {len(tags)} tags")
+        for tag in tags or ():
+            _check_tag(tag, cells.place)
+        yield Sentence(words, tags, cells.place)
+
+
+def _check_tag(tag: str, place: str) -> None:
+    if split_tag(tag) is None:
+        raise DataError(f"{place}: {tag!r} is no tag; tags are O, or B-, I-, E- or S- and a type")
+
+
+def _scheme(path: Path, sentences: Sequence[Sentence]) -> Scheme:
+    """The file's scheme. Where several fit they mean the same entities, except that BIOES closes at E- and S-."""
+    fits = schemes(s.tags or () for s in sentences)
+    for scheme in ("IOB2", "IOB1", "BIOES"):
+        if scheme in fits:
+            return scheme
+    for end, sentence in enumerate(sentences, 1):
+        if not schemes(s.tags or () for s in sentences[:end]):
+            raise DataError(f"{sentence.place}: tags fit none of IOB1, IOB2 and BIOES together with those before")
+    raise AssertionError("schemes disagrees with itself")
+
+
+def tag_names(sentences: Sequence[Sentence], path: Path) -> tuple[str, ...]:
+    """O first, then B- and I- of every type, whether both occur or not: a model may say either."""
+    types = sorted({tag[2:] for s in sentences for tag in s.tags or () if tag != "O"})
+    if not types:
+        raise DataError(f"{path}: every word is tagged O")
+    return ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
+
+
+def check_tags(sentences: Sequence[Sentence], names: Sequence[str], path: Path) -> None:
+    """Types that the training data never showed are an error that lists them."""
+    unseen = {tag[2:]: s.place for s in reversed(sentences) for tag in s.tags or () if tag not in names}
+    if unseen:
+        shown = ", ".join(f"{kind!r} ({place})" for kind, place in sorted(unseen.items())[:10])
+        raise DataError(f"{path}: types that are not in the training data: {shown}")
+
+
+# ------------------------------------------------------------------------------------------- words <-> tokens
+
+
+def encode_sentences(sentences: Sequence[Sentence], tokenizer: Any, frame: Frame, names: Sequence[str]) -> Rows:
+    """Rows whose `facts` are (sentence, its first word in this row, positions of the words' first tokens)."""
+    forms = sorted({_form(s.words, i) for s in sentences for i in range(len(s.words))})
+    tokens = dict(zip(forms, tokenizer.encode_batch(forms), strict=True))
+    index = {name: i for i, name in enumerate(names)}
+    room = frame.room(1)
+    ids: list[Array] = []
+    labels: list[Array] = []
+    facts: list[tuple[int, int, Array]] = []
+    num_cut = 0
+    for number, sentence in enumerate(sentences):
+        pieces = [tokens[_form(sentence.words, i)] for i in range(len(sentence.words))]
+        for word, piece in zip(sentence.words, pieces, strict=True):
+            if len(piece) == 0:
+                raise DataError(f"{sentence.place}: the word {word!r} has no token in this vocabulary")
+        num_cut += any(len(piece) > room for piece in pieces)
+        pieces = [piece[:room] for piece in pieces]
+        for first, last in _pack([len(piece) for piece in pieces], room):
+            row, _ = frame.join([np.concatenate(pieces[first:last])])
+            sizes = np.array([len(piece) for piece in pieces[first:last]])
+            starts = 1 + np.concatenate([[0], np.cumsum(sizes)[:-1]])
+            label = np.full(len(row), IGNORE, np.int64)
+            if sentence.tags is not None:
+                label[starts] = [index[tag] for tag in sentence.tags[first:last]]
+            ids.append(row)
+            labels.append(label)
+            facts.append((number, first, starts))
+    labelled = all(s.tags is not None for s in sentences)
+    return Rows(
+        ids,
+        [np.zeros_like(row) for row in ids] if frame.segments else None,
+        labels if labelled else None,
+        np.array([fact[0] for fact in facts]),
+        label_per_token=True,
+        num_cut=num_cut,
+        facts=facts,
+    )
+
+
+def _form(words: Sequence[str], place: int) -> str:
+    return words[place] if place == 0 else f" {words[place]}"
+
+
+def _pack(sizes: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
+    """Runs of words, as many as fit in a row."""
+    first = used = 0
+    for place, size in enumerate(sizes):
+        if used + size > room:
+            yield first, place
+            first, used = place, 0
+        used += size
+    yield first, len(sizes)
+
+
+def tags_from_rows(
+    best_rows: Sequence[Array], rows: Rows, sentences: Sequence[Sentence], names: Sequence[str]
+) -> list[list[str]]:
+    """Each sentence's tags from the best tag index of every position of every row."""
+    out = [["O"] * len(s.words) for s in sentences]
+    for best, (number, first, starts) in zip(best_rows, rows.facts, strict=True):
+        for offset, place in enumerate(starts):
+            out[number][first + offset] = names[int(best[place])]
+    return out
