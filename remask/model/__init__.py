@@ -1,1 +1,1 @@
-"""Batch -> hidden states -> logits: settings | encoder | attention | noise | heads | network | loss | store | interop."""
+"""Batch -> hidden states -> logits: settings, encoder, attention, noise, heads, network, loss, store, interop."""

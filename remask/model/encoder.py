@@ -144,7 +144,8 @@ class Attention(nn.Module):
         self.settings = settings
         self.qkv = nn.Linear(settings.hidden_size, 3 * settings.hidden_size, bias=settings.bias)  # rows: q, k, v
         self.output = nn.Linear(settings.hidden_size, settings.hidden_size, bias=settings.bias)
-        self.norm = layer_norm(settings, settings.hidden_size) if with_norm else None
+        # The identity stands where the modern form's first layer has no norm.
+        self.norm = layer_norm(settings, settings.hidden_size) if with_norm else nn.Identity()
 
     def forward(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
         settings = self.settings
@@ -238,14 +239,16 @@ class Encoder(nn.Module):
         settings = self.settings
         attention = self.attentions[settings.attention_index(layer)]
         ffn = self.ffns[settings.ffn_index(layer)]
-        pre = settings.norm == "pre"
-
-        normed_TD = attention.norm(x_TD) if pre and settings.has_attention_norm(layer) else x_TD
-        x_TD = x_TD + self._dropped(attention(normed_TD, layer, view, noise), layer, Site.ATTENTION, view, noise)
-        if not pre:
-            x_TD = attention.norm(x_TD)
-        x_TD = x_TD + self._dropped(ffn(ffn.norm(x_TD) if pre else x_TD), layer, Site.FFN, view, noise)
-        return x_TD if pre else ffn.norm(x_TD)
+        assert isinstance(attention, Attention)
+        assert isinstance(ffn, Ffn)
+        if settings.norm == "pre":
+            normed_TD = attention.norm(x_TD) if settings.has_attention_norm(layer) else x_TD
+            x_TD = x_TD + self._dropped(attention(normed_TD, layer, view, noise), layer, Site.ATTENTION, view, noise)
+            return x_TD + self._dropped(ffn(ffn.norm(x_TD)), layer, Site.FFN, view, noise)
+        x_TD = x_TD + self._dropped(attention(x_TD, layer, view, noise), layer, Site.ATTENTION, view, noise)
+        x_TD = attention.norm(x_TD)
+        x_TD = x_TD + self._dropped(ffn(x_TD), layer, Site.FFN, view, noise)
+        return ffn.norm(x_TD)
 
     def _dropped(self, x_TD: torch.Tensor, layer: int, site: Site, view: View, noise: Noise | None) -> torch.Tensor:
         return x_TD if noise is None else noise.drop(x_TD, self.settings.dropout, layer, site, view.rows.computed)

@@ -36,13 +36,11 @@ class Network(nn.Module):
         self.encoder = Encoder(settings)
         self.heads = Heads(settings, heads)
 
-    def forward(self, batch: Batch, noise: Noise | None = None, causal: bool = False) -> torch.Tensor:
-        """`encode`, under the name by which wrappers (DDP, compile) call it."""
-        return self.encoder(batch, noise, causal)
-
     def encode(self, batch: Batch, noise: Noise | None = None, causal: bool = False) -> torch.Tensor:
         """hidden_BSD, zeros at padding. `causal`: no token sees those to its right."""
-        return self(batch, noise, causal)
+        return self.encoder(batch, noise, causal)
+
+    forward = encode  # the name by which wrappers call it
 
     def masked_lm(self, hidden_BSD: torch.Tensor, positions_M: torch.Tensor) -> torch.Tensor:
         """logits_MV at flat positions (row * S + column) only."""
@@ -126,6 +124,21 @@ class Network(nn.Module):
     def checkpoint_layers(self) -> None:
         """Keep only what goes in and out of a layer, and compute the inside again in the backward pass."""
         self.encoder.recompute = True
+
+
+def with_heads(network: Network, heads: HeadSettings, seed: int, settings: ModelSettings | None = None) -> Network:
+    """A network with other heads on the same encoder: weights that both have are copied, the others are fresh.
+
+    `settings` may change what has no weights, such as dropout."""
+    changed = build_network(settings or network.settings, heads, seed)
+    weights = network.state_dict()
+    with torch.no_grad():
+        for name, parameter in changed.named_parameters():
+            if name in weights and weights[name].shape == parameter.shape:
+                parameter.copy_(weights[name])
+            else:
+                assert not name.startswith("encoder."), f"the encoder's {name} does not fit the settings"
+    return changed
 
 
 def build_network(settings: ModelSettings, heads: HeadSettings, seed: int) -> Network:

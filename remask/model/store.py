@@ -1,0 +1,210 @@
+"""A model on disk in our own layout, and finding the model that a path means.
+
+In and out: a folder with `model.json` (settings, heads, labels), `model.safetensors` (weights by their names in Network)
+and `tokenizer/`; it is an artifact of stage `model`, or a checkpoint, which holds more. A path may also be a run folder
+(its published `model/`, else its newest checkpoint that verifies) or a Hugging Face folder. Names and shapes are
+compared before any weight is read. Not here: other layouts (interop), the optimizer's state (train).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from remask.artifacts import MANIFEST, Artifact, open_artifact, publish
+from remask.config import dump
+from remask.errors import DataError, MissingInputError, RemaskError
+from remask.model.network import Network
+from remask.model.settings import HeadSettings, ModelSettings
+
+LAYOUT = 1
+MODEL_JSON = "model.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER = "tokenizer"
+STAGES = ("model", "checkpoint")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """An opened model. `folder` is where its files are (for a run: the checkpoint that was chosen)."""
+
+    network: Network
+    settings: ModelSettings
+    heads: HeadSettings
+    tokenizer_folder: Path | None
+    labels: tuple[str, ...] | None
+    folder: Path
+
+
+# ------------------------------------------------------------------------------------------------- writing
+
+
+def model_json(settings: ModelSettings, heads: HeadSettings, labels: Sequence[str] | None = None) -> bytes:
+    values = {
+        "layout": LAYOUT,
+        "model": dump(settings),
+        "heads": dump(heads),
+        "labels": None if labels is None else list(labels),
+    }
+    return json.dumps(values, indent=1, ensure_ascii=False).encode()
+
+
+def model_files(
+    settings: ModelSettings, heads: HeadSettings, tokenizer_folder: Path | None, labels: Sequence[str] | None = None
+) -> dict[str, bytes | Path]:
+    """The files of a model besides its weights, for whoever writes a checkpoint: name -> contents or source."""
+    files: dict[str, bytes | Path] = {MODEL_JSON: model_json(settings, heads, labels)}
+    if tokenizer_folder is not None:
+        for path in sorted(p for p in tokenizer_folder.iterdir() if p.is_file() and p.name != MANIFEST):
+            files[f"{TOKENIZER}/{path.name}"] = path
+    return files
+
+
+def save_model(
+    folder: Path,
+    network: Network,
+    tokenizer_folder: Path | None,
+    labels: Sequence[str] | None = None,
+    *,
+    inputs: Mapping[str, str] | None = None,
+    replace: bool = False,
+) -> Artifact:
+    """Publish a finished model (stage `model`). `inputs`: fingerprints of what it was made from."""
+
+    def fill(aside: Path) -> dict[str, Any]:
+        for name, contents in model_files(network.settings, network.head_settings, tokenizer_folder, labels).items():
+            target = aside / name
+            target.parent.mkdir(exist_ok=True)
+            if isinstance(contents, Path):
+                shutil.copyfile(contents, target)
+            else:
+                target.write_bytes(contents)
+        weights = {name: tensor.detach().contiguous() for name, tensor in network.state_dict().items()}
+        save_file(weights, aside / WEIGHTS, metadata={"format": "pt"})
+        return {"parameters": sum(tensor.numel() for tensor in weights.values())}
+
+    return publish(folder, "model", fill, config=dump(network.settings), inputs=inputs, replace=replace)
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def open_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Loaded:
+    """The model that a path means, on the CPU. `dtype` None: as the file has it."""
+    folder = find_model(path)
+    if not (folder / MODEL_JSON).is_file():
+        return _open_foreign(folder, dtype)
+    settings, heads, labels = read_model_json(folder / MODEL_JSON)
+    network = empty_network(settings, heads)
+    network.load_state_dict(_read_weights(folder / WEIGHTS, network), assign=True)
+    tokenizer = folder / TOKENIZER
+    network.to(dtype=dtype)
+    return Loaded(network, settings, heads, tokenizer if tokenizer.is_dir() else None, labels, folder)
+
+
+def find_model(path: Path) -> Path:
+    """The folder with the model's own files: a published model, a checkpoint or a Hugging Face folder."""
+    if not path.is_dir():
+        raise MissingInputError(f"{path}: no such model folder")
+    if (path / MODEL_JSON).is_file():
+        _check_manifest(path)
+        return path
+    if (path / "config.json").is_file():
+        return path
+    if (path / "model" / MODEL_JSON).is_file():
+        _check_manifest(path / "model")
+        return path / "model"
+    if (path / "checkpoints").is_dir():
+        return _newest_checkpoint(path)
+    raise DataError(
+        f"{path}: is no model: neither {MODEL_JSON} (remask) nor config.json (Hugging Face) nor checkpoints/ (a run)"
+    )
+
+
+def _newest_checkpoint(run: Path) -> Path:
+    """The last checkpoint that verifies byte by byte. Damaged ones are passed over with a word; the run's own next
+    start sets them aside."""
+    for folder in sorted((run / "checkpoints").glob("step-*"), reverse=True):
+        try:
+            return open_artifact(folder, "checkpoint", verify=True).folder
+        except RemaskError as error:
+            warnings.warn(f"{error}; using the checkpoint before it", stacklevel=3)
+    raise DataError(f"{run}: has no whole checkpoint yet")
+
+
+def _check_manifest(folder: Path) -> None:
+    """Sizes as the manifest says, and of a stage that holds a model."""
+    try:
+        stage = json.loads((folder / MANIFEST).read_bytes())["stage"]
+    except FileNotFoundError:
+        raise DataError(f"{folder}: has no {MANIFEST}: not finished, or not made by remask") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{folder / MANIFEST}: damaged: {error!r}") from error
+    if stage not in STAGES:
+        raise DataError(f"{folder}: holds {stage}, but a model is needed here")
+    open_artifact(folder, stage)
+
+
+def read_model_json(path: Path) -> tuple[ModelSettings, HeadSettings, tuple[str, ...] | None]:
+    try:
+        values = json.loads(path.read_bytes())
+        if values["layout"] != LAYOUT:
+            raise DataError(f"{path}: layout {values['layout']!r}, this remask reads {LAYOUT}")
+        settings = ModelSettings.model_validate_json(json.dumps(values["model"]))
+        heads = HeadSettings.model_validate_json(json.dumps(values["heads"]))
+        labels = None if values["labels"] is None else tuple(str(label) for label in values["labels"])
+    except (ValueError, KeyError, TypeError, ValidationError) as error:
+        raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
+    return settings, heads, labels
+
+
+def empty_network(settings: ModelSettings, heads: HeadSettings) -> Network:
+    """Names and shapes without memory, to be filled by load_state_dict(assign=True)."""
+    with torch.device("meta"):
+        return Network(settings, heads)
+
+
+def _read_weights(path: Path, network: Network) -> dict[str, torch.Tensor]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            _compare(path, {name: tuple(t.shape) for name, t in network.state_dict().items()}, found)
+            return {name: file.get_tensor(name) for name in found}
+    except FileNotFoundError:
+        raise DataError(f"{path}: is missing") from None
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: damaged: {error}") from error
+
+
+def _compare(path: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
+    """Every difference in one error."""
+    problems = [f"lacks {name}" for name in wanted if name not in found]
+    problems += [f"has {name}, which the settings do not know" for name in found if name not in wanted]
+    problems += [
+        f"{name} is {list(found[name])}, should be {list(shape)}"
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    if problems:
+        raise DataError("\n".join(f"{path}: {problem}" for problem in problems))
+
+
+def _open_foreign(folder: Path, dtype: torch.dtype | None) -> Loaded:
+    from remask.model.interop import read_hf_folder  # only for folders of others
+
+    imported = read_hf_folder(folder)
+    network = empty_network(imported.settings, imported.heads)
+    network.load_state_dict(imported.state, assign=True)
+    network.to(dtype=dtype)
+    labels = None if imported.labels is None else tuple(imported.labels)
+    return Loaded(network, imported.settings, imported.heads, folder, labels, folder)
