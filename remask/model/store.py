@@ -1,6 +1,6 @@
 """A model on disk in our own layout, and finding the model that a path means.
 
-In and out: a folder with `model.json` (settings, heads, labels), `model.safetensors` (weights by their names in Network)
+In and out: a folder with `model.json` (settings, heads, labels), `model.safetensors` (weights named as in Network)
 and `tokenizer/`; it is an artifact of stage `model`, or a checkpoint, which holds more. A path may also be a run folder
 (its published `model/`, else its newest checkpoint that verifies) or a Hugging Face folder. Names and shapes are
 compared before any weight is read. Not here: other layouts (interop), the optimizer's state (train).
