@@ -1,0 +1,188 @@
+"""Checkpoints: everything a run needs to go on, published whole, verified before anything older goes.
+
+In: named tensors, a JSON state, and files that every checkpoint carries (model.json, tokenizer/). Out: folders
+`checkpoints/step-000001000/` (stage "checkpoint": model.safetensors, optimizer.safetensors, state.json, ...), of which
+the newest good one is found by verifying, never by a pointer. safetensors and JSON only. Not here: what the state
+means (loop), and how a folder is published (artifacts).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from remask.artifacts import Artifact, newest, open_artifact, publish
+from remask.errors import DataError, RemaskError
+
+STAGE = "checkpoint"
+STATE_VERSION = 1
+
+# What safetensors calls the element types we write.
+_TYPES = {
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+Files = Mapping[str, bytes | Path]
+
+
+# --------------------------------------------------------------------------------------------- tensor files
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A safetensors file, written tensor by tensor: no second copy of the model in memory, and a full disk shows as
+    the OSError that it is."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in sorted(tensors.items()):
+        size = tensor.numel() * tensor.element_size()
+        kind = _TYPES[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+        offset += size
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little"))
+        file.write(text)
+        for _, tensor in sorted(tensors.items()):
+            file.write(_raw(tensor))
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters (shared ones once) and persistent buffers by name."""
+    tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    tensors.update({name: t for name, t in model.state_dict().items() if name not in parameters})
+    return tensors
+
+
+@torch.no_grad()
+def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], place: Path) -> None:
+    """Fill the model; every name and shape must fit."""
+    own = model_tensors(model)
+    problems = [f"{name} is missing" for name in own if name not in tensors]
+    problems += [f"{name} is not part of this model" for name in tensors if name not in own]
+    problems += [
+        f"{name} is {tuple(tensors[name].shape)}, the model has {tuple(own[name].shape)}"
+        for name in own
+        if name in tensors and tensors[name].shape != own[name].shape
+    ]
+    if problems:
+        raise DataError(f"{place}: does not fit the model: {'; '.join(problems[:8])}")
+    for name, tensor in own.items():
+        tensor.copy_(tensors[name])
+
+
+# --------------------------------------------------------------------------------------------- checkpoints
+
+
+class Checkpoints:
+    """The checkpoints of one run folder."""
+
+    def __init__(self, folder: Path, carried: Files, keep: int, warn: Callable[[str], None]) -> None:
+        self.folder = folder / "checkpoints"
+        self._carried, self._keep, self._warn = carried, keep, warn
+        self._verified: set[Path] = set()
+
+    def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Artifact:
+        """Publish, read back, then delete what is no longer needed. `tensors`: file name -> its tensors."""
+        folder = self.folder / f"step-{step:09d}"
+
+        def fill(aside: Path) -> dict[str, Any]:
+            for name, content in self._carried.items():
+                target = aside / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if isinstance(content, bytes):
+                    target.write_bytes(content)
+                else:
+                    shutil.copyfile(content, target)
+            for name, named in tensors.items():
+                write_tensors(aside / name, named)
+            text = json.dumps({"version": STATE_VERSION, **state}, indent=1, sort_keys=True, allow_nan=False)
+            (aside / "state.json").write_text(text + "\n", encoding="utf-8")
+            return {"step": step}
+
+        publish(folder, STAGE, fill)
+        artifact = open_artifact(folder, STAGE, verify=True)
+        self._verified.add(folder)
+        self._prune()
+        return artifact
+
+    def newest(self) -> Artifact | None:
+        """The newest that verifies; damaged ones are set aside, with a word. Left-overs of a kill are removed."""
+        for left_over in [*self.folder.glob(".step-*"), *self.folder.glob(".deleted-*")]:
+            shutil.rmtree(left_over, ignore_errors=True)
+        found = newest(self.folder, "step-*", STAGE, self._warn)
+        if found is not None:
+            self._verified.add(found.folder)
+        return found
+
+    def _prune(self) -> None:
+        """Keep the newest verified ones; a damaged one never counts as kept."""
+        good = 0
+        for folder in sorted(self.folder.glob("step-*"), reverse=True):
+            if good < self._keep:
+                good += self._is_good(folder)
+                continue
+            # Renamed first: a kill half-way through leaves nothing broken under a final name.
+            doomed = folder.with_name(f".deleted-{folder.name}")
+            folder.rename(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
+            self._verified.discard(folder)
+
+    def _is_good(self, folder: Path) -> bool:
+        if folder not in self._verified:
+            try:
+                open_artifact(folder, STAGE, verify=True)
+            except RemaskError as error:
+                self._warn(str(error))
+                return False
+            self._verified.add(folder)
+        return True
+
+
+def read_state(artifact: Artifact) -> dict[str, Any]:
+    path = artifact.path("state.json")
+    state = json.loads(path.read_text(encoding="utf-8"))
+    if state.get("version") != STATE_VERSION:
+        raise DataError(f"{path}: state version {state.get('version')}, this remask reads {STATE_VERSION}")
+    return state
+
+
+def identity_differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Where two identities differ, by dotted key."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        for key in sorted({*old, *new}):
+            yield from identity_differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+    elif old != new and not _both_nan(old, new):
+        yield prefix, old, new
+
+
+def _both_nan(old: Any, new: Any) -> bool:
+    return isinstance(old, float) and isinstance(new, float) and math.isnan(old) and math.isnan(new)

@@ -1,0 +1,95 @@
+"""Many processes that train one model: what they agree on, and how gradients are added up.
+
+In: the environment that torchrun sets. Out: a `World` (one process without torchrun). Losses are divided by the
+global count before the backward pass, so gradients are summed over ranks, never averaged. Checkpoints are written by
+rank 0. Not here: sharded parameters (FSDP2).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+TIMEOUT_SECONDS = 600
+BUCKET_ELEMENTS = 8 << 20  # 32 MB of fp32 in one message
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among all."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Each value summed over the ranks; exact for counts, in a fixed order for the rest."""
+        if self.size == 1:
+            return list(values)
+        own = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(own)
+        return own.tolist()
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank says so: what all must do together (stop, skip)."""
+        return self.sums([float(flag)])[0] > 0 if self.size > 1 else flag
+
+    def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Sum the gradients over the ranks. A rank without rows for a parameter adds zero."""
+        if self.size == 1:
+            return
+        bucket: list[torch.Tensor] = []
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            bucket.append(parameter.grad)
+            if sum(g.numel() for g in bucket) >= BUCKET_ELEMENTS:
+                _add(bucket)
+                bucket = []
+        if bucket:
+            _add(bucket)
+
+    def barrier(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def first_says(self, word: str) -> str:
+        """What rank 0 found, on every rank."""
+        if self.size == 1:
+            return word
+        box: list[str] = [word]
+        dist.broadcast_object_list(box)
+        return box[0]
+
+
+def _add(gradients: list[torch.Tensor]) -> None:
+    flat = torch.cat([g.reshape(-1) for g in gradients])
+    dist.all_reduce(flat)
+    offset = 0
+    for gradient in gradients:
+        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
+        offset += gradient.numel()
+
+
+@contextlib.contextmanager
+def joined() -> Iterator[World]:
+    """The world of torchrun for the length of a run, or this process alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield World()
+        return
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=TIMEOUT_SECONDS))
+    try:
+        yield World(dist.get_rank(), dist.get_world_size())
+    finally:
+        dist.destroy_process_group()

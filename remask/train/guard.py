@@ -1,0 +1,92 @@
+"""Which updates to take: not those with NaN or Inf, nor those of a loss far above its trend.
+
+In: the loss and gradient norm of a step, equal on all ranks. Out: "" or the reason to skip the update. The trend and
+its noise are estimated robustly over the last losses, so that one spike neither hides the next nor moves the bar. All
+state is plain JSON and part of the checkpoint, with the examples that were passed over by name. Not here: going back
+to a checkpoint (loop).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+WINDOW = 256
+FEWEST = 96  # losses before a spike can be told from the fall at the start
+NEW_LEVEL_AFTER = 3  # spikes in a row are a new level: updates were skipped, so the model did not cause them
+
+
+class Guard:
+    """Judges each step; remembers what was skipped."""
+
+    def __init__(self, spike_sigmas: float) -> None:
+        self.spike_sigmas = spike_sigmas
+        self.losses: list[float] = []
+        self.bad_in_a_row = 0
+        self.spikes_in_a_row = 0
+        self.skipped: list[dict[str, Any]] = []
+        self.rollbacks: list[dict[str, Any]] = []
+
+    def judge(self, loss: float, grad_norm: float) -> str:
+        """ "" to take the update, or why not."""
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            self.bad_in_a_row += 1
+            return f"{'loss' if not math.isfinite(loss) else 'gradient'} is not finite"
+        self.bad_in_a_row = 0
+        bar = spike_bar(self.losses, self.spike_sigmas)
+        if loss > bar:
+            self.spikes_in_a_row += 1
+            if self.spikes_in_a_row >= NEW_LEVEL_AFTER:
+                self.losses, self.spikes_in_a_row = [], 0
+            return f"loss {loss:.4f} is a spike (over {bar:.4f})"
+        self.spikes_in_a_row = 0
+        if self.spike_sigmas:
+            self.losses = [*self.losses[-(WINDOW - 1) :], loss]
+        return ""
+
+    def record_skip(self, step: int, reason: str, examples: Sequence[int]) -> None:
+        self.skipped.append({"step": step, "reason": reason, "examples": list(examples)})
+
+    def record_rollback(self, step: int, to_step: int, examples: Sequence[int]) -> None:
+        self.rollbacks.append({"step": step, "to_step": to_step, "examples": list(examples)})
+        self.bad_in_a_row = 0
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "losses": self.losses,
+            "bad_in_a_row": self.bad_in_a_row,
+            "spikes_in_a_row": self.spikes_in_a_row,
+            "skipped": self.skipped,
+            "rollbacks": self.rollbacks,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.losses = list(state["losses"])
+        self.bad_in_a_row = state["bad_in_a_row"]
+        self.spikes_in_a_row = state["spikes_in_a_row"]
+        self.skipped = list(state["skipped"])
+        self.rollbacks = list(state["rollbacks"])
+
+
+def spike_bar(losses: Sequence[float], sigmas: float) -> float:
+    """The loss from which the next step counts as a spike; infinite while too little is known, or when off.
+
+    Trend: the line through the medians of both halves. Noise: the standard deviation of what is left after pulling
+    in everything beyond three robust deviations (median absolute deviation), nearly as sharp as the plain one and not
+    moved by outliers.
+    """
+    if not sigmas or len(losses) < FEWEST:
+        return math.inf
+    values = np.asarray(losses)
+    half = len(values) // 2
+    slope = min(0.0, float(np.median(values[-half:]) - np.median(values[:half])) / (len(values) - half))
+    rest = values - slope * np.arange(len(values))
+    middle = float(np.median(rest))
+    rough = 1.4826 * float(np.median(np.abs(rest - middle)))
+    pulled = np.clip(rest, middle - 3 * rough, middle + 3 * rough)
+    noise = float(pulled.std()) * 1.01  # pulling in the tails takes one percent off a normal deviation
+    floor = 1e-3 * abs(middle)  # nearly constant losses: a rounding is no spike
+    return float(pulled.mean()) + slope * len(values) + sigmas * max(noise, floor)

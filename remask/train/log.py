@@ -1,0 +1,77 @@
+"""metrics.jsonl: one JSON object a line, cut back to the restored checkpoint when a run goes on.
+
+In: numbers by name and step. Out: the file that curves, reports and trackers are made from; it is the truth about a
+run. A run that was killed and went on has the same lines as one that was not, wall-clock fields (`time`, `perf/...`)
+aside. Not here: what a person sees (progress).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from remask.artifacts import output_errors
+
+
+class Metrics:
+    """The open file of one run."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        """Go on where the file had `size` bytes: what came after the restored checkpoint did not happen."""
+        self.path = path
+        with output_errors(path):
+            self._file = path.open("ab")
+            self.cut_back(size)
+
+    @property
+    def size(self) -> int:
+        return self._file.tell()
+
+    def write(self, step: int, seconds: float, values: Mapping[str, Any]) -> None:
+        line = {"step": step, "time": round(seconds, 3), **{name: _plain(value) for name, value in values.items()}}
+        with output_errors(self.path):
+            self._file.write(json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n")
+            self._file.flush()
+
+    def sync(self) -> None:
+        """On the disk before the checkpoint that vouches for these lines."""
+        with output_errors(self.path):
+            os.fsync(self._file.fileno())
+
+    def cut_back(self, size: int) -> None:
+        with output_errors(self.path):
+            self._file.truncate(min(size, self._file.seek(0, os.SEEK_END)))
+            self._file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN: a number that is none is written as text, so that no reader chokes on the line."""
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Window:
+    """Sums since the last line of the log, so that a line stands for all its steps. Part of the checkpoint."""
+
+    def __init__(self, sums: Mapping[str, list[float]] | None = None) -> None:
+        self._sums = {name: list(pair) for name, pair in (sums or {}).items()}
+
+    def add(self, name: str, value: float, count: float = 1.0) -> None:
+        pair = self._sums.setdefault(name, [0.0, 0.0])
+        pair[0] += value
+        pair[1] += count
+
+    def means(self) -> dict[str, float]:
+        return {name: total / count for name, (total, count) in self._sums.items() if count}
+
+    def state(self) -> dict[str, list[float]]:
+        return {name: list(pair) for name, pair in self._sums.items()}
+
+    def clear(self) -> None:
+        self._sums.clear()

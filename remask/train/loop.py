@@ -1,0 +1,97 @@
+"""The one training loop: pretraining, fine-tuning and ablations hand it a model, batches and an objective.
+
+In: a `BatchSource` (pure in its cursor), an `Objective`, TrainSettings, a folder. Out: checkpoints, metrics.jsonl and
+a `TrainResult`. A run that was killed at any moment goes on by the same call and ends with the same bits: whatever
+decides the next step is a pure function of the seed and of the state that the session keeps in the checkpoint.
+Not here: masks, tasks, networks; how a step's update is judged (guard); how state is kept (session, checkpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from remask.artifacts import lock
+from remask.errors import Stopped
+from remask.progress import Progress, Stage
+from remask.schema import BatchSource, Objective
+from remask.train.ahead import Ahead
+from remask.train.checkpoint import Files
+from remask.train.distributed import World
+from remask.train.session import Session
+from remask.train.settings import TrainSettings
+from remask.train.step import forward_backward
+
+Evaluate = Callable[[Any], Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """Where a run ended: its last step, its last metrics by name, its last checkpoint."""
+
+    step: int
+    metrics: Mapping[str, float]
+    checkpoint: Path
+
+
+def train(
+    *,
+    model: nn.Module,
+    batches: BatchSource,
+    objective: Objective,
+    settings: TrainSettings,
+    folder: Path,
+    identity: Mapping[str, Any],
+    carried: Files,
+    evaluate: Evaluate | None,
+    progress: Progress,
+    seed: int,
+    allow_change: Sequence[str] = (),
+    world: World | None = None,
+    name: str = "train",
+) -> TrainResult:
+    """Train until the budget is used, going on where an earlier call in this folder stopped."""
+    world = world or World()
+    with ExitStack() as stack:
+        if world.is_first:
+            stack.enter_context(lock(folder))
+        run = Session(model, objective, settings, folder, identity, carried, progress, seed, world)
+        stack.callback(run.close)
+        batches = run.restore_or_start(batches, evaluate, allow_change)
+        ahead = stack.enter_context(Ahead(batches, settings.prefetch))
+        stage = stack.enter_context(progress.stage(name, run.num_steps, "steps"))
+        stage.resume_at(run.step)
+
+        while run.step < run.num_steps:
+            micro_batches, next_cursor = ahead.take(run.cursor)
+            step = forward_backward(run, micro_batches)
+            if step is None:
+                run.save()
+                raise Stopped(f"stopped after step {run.step:,}, saved; run the same command again to go on")
+            reason = run.judge(step)
+            if not reason:
+                run.update(step)
+            run.finish_step(step, micro_batches, next_cursor, reason)
+            if run.must_roll_back:
+                run.roll_back()
+                continue
+            if run.is_due(settings.log_every):
+                run.write_metrics()
+            if run.is_due(run.eval_every) or run.step == run.num_steps:
+                run.evaluate(evaluate)
+            if run.is_due(run.save_every) or run.step == run.num_steps:
+                run.save()
+            _show(stage, run)
+        return TrainResult(run.step, dict(run.last_metrics), run.last_checkpoint)
+
+
+def _show(stage: Stage, run: Session) -> None:
+    words = [f"loss {run.shown_loss:.3f}"]
+    if "eval/loss" in run.last_metrics:
+        words.append(f"held-out {run.last_metrics['eval/loss']:.3f}")
+    stage.update(run.step, " · ".join([*words, f"lr {run.learning_rate:.2e}"]))

@@ -1,0 +1,205 @@
+"""Optimizers: AdamW (fused), LAMB, and Muon for the hidden matrices; which parameters decay; state by parameter name.
+
+In: a model and TrainSettings. Out: an `Optimizer` with `step(learning_rate)`, `state()` and `load(state)` whose
+tensors are named after the parameters, so that they go into a safetensors file. AdamW as in RoBERTa (b2 0.98, eps
+1e-6, decoupled decay, none on biases and norms), LAMB as in arXiv 1904.00962 (v3), Muon as in its author's notes with
+the scale that makes one learning rate serve both (0.2 sqrt(max side), arXiv 2502.16982). Not here: the schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from remask.errors import DataError
+from remask.train.settings import TrainSettings
+
+# Newton-Schulz coefficients of Muon's reference: fast, and singular values end between 0.7 and 1.2.
+_NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
+_NEWTON_SCHULZ_STEPS = 5
+
+
+class Optimizer:
+    """One or two torch optimizers behind one learning rate, with their state by parameter name."""
+
+    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
+        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        assert named, "a model without trainable parameters"
+        self._names = {parameter: name for name, parameter in named}
+        self._parts = _build(named, settings)
+
+    def step(self, learning_rate: float) -> None:
+        for part in self._parts:
+            for group in part.param_groups:
+                group["lr"] = learning_rate
+            part.step()
+
+    def zero_grad(self) -> None:
+        for part in self._parts:
+            part.zero_grad(set_to_none=True)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self._names)
+
+    def state(self) -> dict[str, Tensor]:
+        """`{parameter name}.{moment}` -> tensor, in a fixed order; empty before the first step."""
+        found: dict[str, Tensor] = {}
+        for part in self._parts:
+            for parameter, moments in part.state.items():
+                for key, tensor in sorted(moments.items()):
+                    found[f"{self._names[parameter]}.{key}"] = tensor
+        return dict(sorted(found.items()))
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """The state that `state()` gave; every tensor must find its parameter."""
+        by_name = {self._names[p]: (part, p) for part in self._parts for g in part.param_groups for p in g["params"]}
+        for part in self._parts:
+            part.state.clear()
+        for name, tensor in state.items():
+            owner, _, key = name.rpartition(".")
+            if owner not in by_name:
+                raise DataError(f"optimizer state for {owner}, which does not learn in this run")
+            part, parameter = by_name[owner]
+            part.state[parameter][key] = tensor.to(parameter.device, copy=True)
+
+
+def decays(name: str, parameter: nn.Parameter) -> bool:
+    """Matrices decay; biases, norms and other vectors do not."""
+    return parameter.ndim >= 2
+
+
+def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Inside a layer, as opposed to embeddings, position tables and the heads' output matrices."""
+    return parameter.ndim == 2 and "layers." in name
+
+
+def _build(named: list[tuple[str, nn.Parameter]], settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    if settings.optimizer == "muon":
+        hidden = [(n, p) for n, p in named if _is_hidden_matrix(n, p)]
+        rest = [(n, p) for n, p in named if not _is_hidden_matrix(n, p)]
+        parts: list[torch.optim.Optimizer] = []
+        if hidden:
+            parts.append(Muon([p for _, p in hidden], momentum=settings.beta1, weight_decay=settings.weight_decay))
+        if rest:
+            parts.append(_adamw(rest, settings))
+        return parts
+    if settings.optimizer == "lamb":
+        return [Lamb(_groups(named, settings), betas=(settings.beta1, settings.beta2), epsilon=settings.epsilon)]
+    return [_adamw(named, settings)]
+
+
+def _groups(named: Iterable[tuple[str, nn.Parameter]], settings: TrainSettings) -> list[dict]:
+    named = list(named)
+    decayed = [p for name, p in named if decays(name, p)]
+    free = [p for name, p in named if not decays(name, p)]
+    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": free, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def _adamw(named: list[tuple[str, nn.Parameter]], settings: TrainSettings) -> torch.optim.Optimizer:
+    fused = named[0][1].device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(
+        _groups(named, settings), betas=(settings.beta1, settings.beta2), eps=settings.epsilon, fused=fused
+    )
+
+
+class Lamb(torch.optim.Optimizer):
+    """Adam's direction, each tensor's step scaled by |weight| / |direction| (1 for vectors, which have no decay)."""
+
+    def __init__(self, groups: list[dict], *, betas: tuple[float, float], epsilon: float) -> None:
+        super().__init__(groups, {"lr": 0.0, "betas": betas, "epsilon": epsilon})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32)
+                    state["mean"] = torch.zeros_like(parameter)
+                    state["square"] = torch.zeros_like(parameter)
+                state["step"] += 1
+                count = float(state["step"])
+                state["mean"].lerp_(parameter.grad, 1 - beta1)
+                state["square"].mul_(beta2).addcmul_(parameter.grad, parameter.grad, value=1 - beta2)
+                scale = (state["square"] / (1 - beta2**count)).sqrt_().add_(group["epsilon"])
+                direction = (state["mean"] / (1 - beta1**count)).div_(scale)
+                trust = 1.0
+                if group["weight_decay"] > 0:
+                    direction.add_(parameter, alpha=group["weight_decay"])
+                if parameter.ndim >= 2:
+                    weight_norm, direction_norm = float(parameter.norm()), float(direction.norm())
+                    if weight_norm > 0 and direction_norm > 0:
+                        trust = weight_norm / direction_norm
+                parameter.add_(direction, alpha=-group["lr"] * trust)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum made orthogonal by Newton-Schulz, matrices of one shape at a time as one batch."""
+
+    def __init__(self, parameters: list[nn.Parameter], *, momentum: float, weight_decay: float) -> None:
+        super().__init__(parameters, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            momentum = group["momentum"]
+            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            for shape, parameters in by_shape.items():
+                updates = []
+                for parameter in parameters:
+                    state = self.state[parameter]
+                    if not state:
+                        state["momentum"] = torch.zeros_like(parameter)
+                    state["momentum"].lerp_(parameter.grad, 1 - momentum)
+                    updates.append(torch.lerp(parameter.grad, state["momentum"], momentum))  # Nesterov
+                scale = 0.2 * max(shape) ** 0.5
+                for parameter, update in zip(parameters, orthogonalised(torch.stack(updates)), strict=True):
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                    parameter.add_(update, alpha=-group["lr"] * scale)
+
+
+def orthogonalised(matrices_NRC: Tensor) -> Tensor:
+    """The nearest half-orthogonal matrices, roughly: singular values all near 1, same singular vectors.
+
+    In fp32: the usual bf16 form saves time on GPUs only, and is not a product every machine can compute.
+    """
+    a, b, c = _NEWTON_SCHULZ
+    wide = matrices_NRC.shape[-2] <= matrices_NRC.shape[-1]
+    x = matrices_NRC if wide else matrices_NRC.mT
+    x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        gram = x @ x.mT
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x if wide else x.mT
+
+
+class Average:
+    """The exponential moving average of the weights; the first steps weigh alike, so that the start fades soon."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int) -> None:
+        decay = min(self.decay, (1 + step) / (10 + step))
+        for name, parameter in model.named_parameters():
+            self.weights[name].lerp_(parameter, 1 - decay)
+
+    @torch.no_grad()
+    def swap(self, model: nn.Module) -> None:
+        """Exchange the model's weights and the averages; twice gives the first state back, bit for bit."""
+        for name, parameter in model.named_parameters():
+            held = parameter.detach().clone()
+            parameter.copy_(self.weights[name])
+            self.weights[name].copy_(held)

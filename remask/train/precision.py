@@ -1,0 +1,164 @@
+"""Which device and which number format the products use, probed where a wrong guess would kill the process.
+
+In: the `precision` and `device` of TrainSettings. Out: a `Precision` with an autocast context and, for fp16, a loss
+scale. On some virtual machines the first bf16 product ends the process with an illegal instruction, so every format
+but fp32 is first tried in a child process (`probe`, also used by `remask doctor`). Weights, gradients and optimizer
+state are fp32 always.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from remask.errors import ConfigError, UnavailableError
+
+PROBE_SECONDS = 120
+# bf16 pays from this speed on; below it (emulated products) fp32 is the better answer to `auto`.
+WORTH_IT = 1.3
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+_PROBE = """
+import json, sys, time, torch
+name, device = sys.argv[1], sys.argv[2]
+dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
+def seconds(dtype):
+    layer = torch.nn.Linear(512, 512, dtype=dtype, device=device)
+    x = torch.randn(512, 512, dtype=dtype, device=device)
+    best = 1e9
+    for _ in range(5):
+        start = time.perf_counter()
+        loss = layer(x).float().square().mean()
+        loss.backward()
+        value = float(loss)
+        best = min(best, time.perf_counter() - start)
+    assert value == value, "the product is not a number"
+    return best
+a = torch.randn(4, 32, 32, device=device).to(dtype)
+assert torch.allclose((a @ a).float(), a.float() @ a.float(), rtol=0.1, atol=0.5), "wrong products"
+print(json.dumps({"ratio": seconds(torch.float32) / seconds(dtype)}))
+"""
+
+
+@functools.cache
+def _probe(precision: str, device: str) -> tuple[bool, str, float]:
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        return False, "no CUDA device", 0.0
+    if device.startswith("mps") and not torch.backends.mps.is_available():
+        return False, "no MPS device", 0.0
+    if precision == "fp32":
+        return True, "works", 1.0
+    command = [sys.executable, "-W", "ignore", "-c", _PROBE, precision, device]
+    try:
+        child = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, text=True, env=dict(os.environ))
+    except subprocess.TimeoutExpired:
+        return False, f"a trial product did not end within {PROBE_SECONDS} s", 0.0
+    if child.returncode < 0:
+        return False, f"a product ends the process with {signal.Signals(-child.returncode).name} here", 0.0
+    if child.returncode:
+        last = (child.stderr.strip().splitlines() or ["no message"])[-1]
+        return False, f"a trial product failed: {last[:200]}", 0.0
+    ratio = float(json.loads(child.stdout.strip().splitlines()[-1])["ratio"])
+    return True, f"works, {ratio:.1f} times the speed of fp32", ratio
+
+
+def probe(precision: str, device: str = "cpu") -> tuple[bool, str]:
+    """Whether products in this format work here, tried in a child process, and why not (or how fast)."""
+    works, reason, _ = _probe(precision, device)
+    return works, reason
+
+
+def choose_device(device: str) -> torch.device:
+    if device == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError:
+        raise ConfigError(f"train.device = {device}: must be auto, cpu, cuda, cuda:N or mps") from None
+    works, reason = probe("fp32", device)
+    if not works:
+        raise UnavailableError(f"train.device = {device}: {reason} on this machine; device auto takes what there is")
+    return chosen
+
+
+def choose_precision(precision: str, device: torch.device) -> tuple[str, str]:
+    """The format to use and a word on why. A format asked for by name is used or refused, never replaced."""
+    if precision == "fp32":
+        return "fp32", "as asked"
+    if precision != "auto":
+        works, reason = probe(precision, str(device))
+        if not works:
+            raise UnavailableError(f"train.precision = {precision}: {reason}; use fp32 or auto")
+        return precision, "as asked"
+    if device.type == "cpu" and not _cpu_has_bf16():
+        return "fp32", "this processor has no bf16 products"
+    works, reason, ratio = _probe("bf16", str(device))
+    if not works:
+        return "fp32", f"bf16 does not work here: {reason}"
+    if ratio < WORTH_IT:
+        return "fp32", f"bf16 does not pay here ({reason})"
+    return "bf16", f"bf16 {reason}"
+
+
+def _cpu_has_bf16() -> bool:
+    """Whether trying is worth two seconds; where nothing can be read, it is."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            facts = file.read(1 << 16)
+    except OSError:
+        return True
+    return "bf16" in facts
+
+
+@dataclass
+class Precision:
+    """The format in use. fp16 needs its gradients scaled: the scale halves on overflow, doubles after calm."""
+
+    name: str
+    device: torch.device
+    scale: float = field(default=1.0)
+    calm_steps: int = 0
+
+    GROW_AFTER = 1000
+    FIRST_SCALE = 65536.0
+
+    def __post_init__(self) -> None:
+        if self.name == "fp16":
+            self.scale = self.FIRST_SCALE
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self.name == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=_DTYPES[self.name])
+
+    def finite(self) -> None:
+        """A step went through: after enough of them the scale doubles (fp16 only)."""
+        if self.name == "fp16":
+            self.calm_steps += 1
+            if self.calm_steps >= self.GROW_AFTER:
+                self.scale, self.calm_steps = min(self.scale * 2, self.FIRST_SCALE * 256), 0
+
+    def overflowed(self) -> bool:
+        """Gradients were not finite: whether a smaller scale may be the answer (fp16 only)."""
+        if self.scale <= 1:
+            return False
+        self.scale, self.calm_steps = self.scale / 2, 0
+        return True
+
+    def state(self) -> dict[str, Any]:
+        return {"name": self.name, "scale": self.scale, "calm_steps": self.calm_steps}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.scale, self.calm_steps = float(state["scale"]), int(state["calm_steps"])

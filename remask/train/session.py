@@ -1,0 +1,373 @@
+"""The state of one run: everything that changes from step to step, restored from the newest good checkpoint.
+
+In: what the loop was handed. Out: judged and applied updates, log lines, evaluations, checkpoints, rollbacks. All
+that decides the next step is in `_state()` and in the tensors beside it: weights, optimizer, average, cursor, guard,
+log window, loss scale. Not here: the order of these steps (loop).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from remask.artifacts import Artifact, open_artifact
+from remask.errors import ConfigError, GaveUpError
+from remask.progress import Progress
+from remask.schema import Batch, BatchSource, Objective
+from remask.train import budget, checkpoint
+from remask.train.distributed import World
+from remask.train.guard import Guard
+from remask.train.log import Metrics, Window
+from remask.train.optim import Average, Optimizer
+from remask.train.precision import Precision, choose_device, choose_precision
+from remask.train.schedule import lr_fraction
+from remask.train.settings import TrainSettings
+from remask.train.step import Step
+
+
+class Session:
+    """One run in one folder, from its start or from where it stopped."""
+
+    SAVES, EVALUATIONS = 10, 20  # over a run, where no distance is given
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        settings: TrainSettings,
+        folder: Path,
+        identity: Mapping[str, Any],
+        carried: checkpoint.Files,
+        progress: Progress,
+        seed: int,
+        world: World,
+    ) -> None:
+        self.objective, self.settings, self.seed, self.world = objective, settings, seed, world
+        self._folder, self._identity, self._progress = folder, json.loads(json.dumps(identity)), progress
+        self.device = choose_device(settings.device)
+        self.model = _made_ready(model, settings).to(self.device)
+        name, reason = choose_precision(settings.precision, self.device)
+        if settings.precision == "auto":
+            self.say(f"  precision {name} on {self.device}: {reason}")
+        self.precision = Precision(name, self.device)
+        self.optimizer = Optimizer(self.model, settings)
+        self.average = Average(self.model, settings.ema_decay) if settings.ema_decay else None
+        self.checkpoints = checkpoint.Checkpoints(folder, carried, settings.keep_checkpoints, progress.warn)
+        self.guard = Guard(settings.spike_sigmas)
+        self.window = Window()
+        self.step = self.num_steps = self.tokens = 0
+        self.cursor: dict[str, Any] = {}
+        self.learning_rate = self.shown_loss = 0.0
+        self.last_metrics: dict[str, float] = {}
+        self.last_checkpoint = folder
+        self.metric_names: set[str] = set()
+        self._saved_step = -1
+        self._seconds_before = 0.0
+        self._started = self._window_started = time.monotonic()
+        self._window_tokens = 0
+        self._consumed: list[tuple[int, list[int]]] = []  # examples since the last checkpoint, by step
+        self._metrics: Metrics | None = None
+
+    # ------------------------------------------------------------------------------------- start and resume
+
+    def restore_or_start(
+        self, batches: BatchSource, evaluate: Callable[[Any], Any] | None, allow_change: Sequence[str]
+    ) -> BatchSource:
+        """Go on from the newest good checkpoint, or plan the run and save its start."""
+        found = self._newest()
+        size, planned = 0, None
+        if found is not None:
+            state = checkpoint.read_state(found)
+            planned = state["budget"]
+            self._check_identity(found, state, allow_change)
+            size = self._load(found, state)
+            self.say(f"  going on after step {self.step:,} of {self.num_steps:,} ({found.folder.name})")
+        if self.world.is_first:
+            self._metrics = Metrics(self._folder / "metrics.jsonl", size)
+        if planned != budget.of(self.settings):
+            self._plan(batches, evaluate)
+        batches = budget.for_steps(batches, self.num_steps)
+        if found is None:
+            self.cursor = batches.first_cursor()
+            if self.save_every:
+                self.save()
+        return batches
+
+    def _newest(self) -> Artifact | None:
+        """Found and verified by rank 0; the others open the same one."""
+        if self.world.size == 1:
+            return self.checkpoints.newest()
+        found = self.checkpoints.newest() if self.world.is_first else None
+        word = self.world.first_says(str(found.folder) if found else "")
+        if not word or self.world.is_first:
+            return found
+        return open_artifact(Path(word), checkpoint.STAGE)
+
+    def _check_identity(self, found: Artifact, state: Mapping[str, Any], allow_change: Sequence[str]) -> None:
+        differences = list(checkpoint.identity_differences(state["identity"], self._identity))
+        if state["precision"]["name"] != self.precision.name:  # `auto` on another machine
+            differences.append(("train.precision", state["precision"]["name"], self.precision.name))
+        refused = [
+            (key, before, now)
+            for key, before, now in differences
+            if not any(key == word or key.startswith(f"{word}.") for word in allow_change)
+        ]
+        if refused:
+            listed = "\n  ".join(f"{key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in refused)
+            keys = ",".join(dict.fromkeys(key for key, _, _ in refused))
+            raise ConfigError(
+                f"{found.folder}: was made by another run; choose another --out, or go on all the same with "
+                f"--allow-change {keys}\n  {listed}"
+            )
+
+    def _plan(self, batches: BatchSource, evaluate: Callable[[Any], Any] | None) -> None:
+        steps = budget.planned_steps(self.settings, batches)
+        if self.settings.minutes is not None:
+            steps = int(self.world.first_says(str(budget.steps_in_time(self, batches, evaluate, steps))))
+        assert steps is not None
+        self.num_steps = max(steps, self.step)
+
+    @property
+    def save_every(self) -> int:
+        return self.settings.every(self.settings.save_every, self.num_steps, self.SAVES)
+
+    @property
+    def eval_every(self) -> int:
+        return self.settings.every(self.settings.eval_every, self.num_steps, self.EVALUATIONS)
+
+    def say(self, message: str) -> None:
+        if self.world.is_first:
+            self._progress.say(message)
+
+    def is_due(self, every: int) -> bool:
+        return every > 0 and self.step > 0 and self.step % every == 0
+
+    @property
+    def seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._started
+
+    def to_device(self, array: Any) -> Tensor:
+        return torch.as_tensor(array).to(self.device, non_blocking=True)
+
+    def step_seed(self) -> int:
+        """For modules that draw from torch's own generator: a pure function of seed and step, so nothing to store."""
+        return (self.seed * 1_000_003 + self.step * 8191 + self.world.rank) & 0x7FFF_FFFF_FFFF_FFFF
+
+    # ------------------------------------------------------------------------------------- one step
+
+    @torch.no_grad()
+    def unscaled_grad_norm(self) -> float:
+        gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
+        if not gradients:
+            return 0.0
+        if self.precision.scale != 1:
+            torch._foreach_div_(gradients, self.precision.scale)
+        return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+
+    def judge(self, step: Step) -> str:
+        """ "" to take the update, or why not. An fp16 overflow is answered by a smaller scale, not counted as bad."""
+        finite = all(abs(value) < float("inf") for value in (step.loss, step.grad_norm))
+        if not finite and self.precision.overflowed():
+            return f"fp16 overflow, loss scale now {self.precision.scale:g}"
+        if finite:
+            self.precision.finite()
+        return self.guard.judge(step.loss, step.grad_norm)
+
+    @torch.no_grad()
+    def update(self, step: Step) -> None:
+        """Clip, then move by the schedule's learning rate."""
+        clip = self.settings.clip
+        if clip and step.grad_norm > clip:
+            gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, clip / (step.grad_norm + 1e-6))
+        self.learning_rate = self.settings.learning_rate * lr_fraction(self.settings, self.step + 1, self.num_steps)
+        self.optimizer.step(self.learning_rate)
+        if self.average is not None:
+            self.average.update(self.model, self.step + 1)
+
+    def finish_step(self, step: Step, micro_batches: Sequence[Batch], cursor: dict[str, Any], reason: str) -> None:
+        """Count the step, taken or skipped, and remember its numbers."""
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.cursor = cursor
+        tokens = int(self.world.sums([float(sum(batch.num_tokens for batch in micro_batches))])[0])
+        self.tokens += tokens
+        self._window_tokens += tokens
+        examples = _example_ids(micro_batches)
+        self._consumed.append((self.step, examples))
+        if reason:
+            self.guard.record_skip(self.step, reason, examples)
+            self._progress.warn(f"step {self.step:,}: update skipped: {reason}")
+            self._write({"event": "skipped", "reason": reason})
+            return
+        self.shown_loss = step.loss
+        self.window.add("train/loss", step.loss)
+        self.window.add("train/grad_norm", step.grad_norm)
+        for name, (total, count) in step.metrics.items():
+            self.window.add(f"train/{name}", total, count)
+        if len(step.parts) > 1:
+            for name, (total, count) in step.parts.items():
+                self.window.add(f"train/loss_{name}", total, count)
+
+    # ------------------------------------------------------------------------------------- log and evaluate
+
+    def write_metrics(self) -> None:
+        """One line for the steps since the last one."""
+        means = self.window.means()
+        if means:
+            now = time.monotonic()
+            speed = self._window_tokens / max(now - self._window_started, 1e-9)
+            means |= {"train/learning_rate": self.learning_rate, "train/tokens": self.tokens}
+            self._write(means | {"perf/tokens_per_second": round(speed, 1)})
+            self.last_metrics |= means
+        self.window.clear()
+        self._window_started, self._window_tokens = time.monotonic(), 0
+
+    def evaluate(self, evaluate: Callable[[Any], Mapping[str, float]] | None) -> None:
+        if evaluate is None:
+            return
+        started = time.monotonic()
+        named = self.evaluated(evaluate)
+        self._write(named)
+        self.last_metrics |= named
+        self._window_started += time.monotonic() - started  # not part of the training speed
+
+    def evaluated(self, evaluate: Callable[[Any], Mapping[str, float]]) -> dict[str, float]:
+        """What `evaluate` says of the model as it would be saved now."""
+        if self.average is not None:
+            self.average.swap(self.model)
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.precision.autocast():
+                found = evaluate(self.model)
+        finally:
+            self.model.train()
+            if self.average is not None:
+                self.average.swap(self.model)
+        return {name if "/" in name else f"eval/{name}": float(value) for name, value in found.items()}
+
+    def _write(self, values: Mapping[str, Any]) -> None:
+        if self._metrics is not None:
+            self._metrics.write(self.step, self.seconds, values)
+
+    # ------------------------------------------------------------------------------------- save and go back
+
+    def save(self) -> None:
+        """A checkpoint of the last completed step, unless that one is saved already."""
+        if self._saved_step == self.step:
+            return
+        if self.world.is_first:
+            assert self._metrics is not None
+            self._metrics.sync()
+            self.last_checkpoint = self.checkpoints.save(self.step, self._tensors(), self._state()).folder
+        self.last_checkpoint = Path(self.world.first_says(str(self.last_checkpoint)))
+        self._saved_step = self.step
+        self._consumed.clear()
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        weights = checkpoint.model_tensors(self.model)
+        files = {"model.safetensors": weights, "optimizer.safetensors": self.optimizer.state()}
+        if self.average is not None:
+            # The averaged weights are the model that one uses; the ones that learn lie beside it.
+            files |= {"model.safetensors": weights | self.average.weights, "weights.safetensors": weights}
+        return files
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "num_steps": self.num_steps,
+            "budget": budget.of(self.settings),
+            "cursor": self.cursor,
+            "tokens": self.tokens,
+            "seconds": round(self.seconds, 3),
+            "identity": self._identity,
+            "precision": self.precision.state(),
+            "guard": self.guard.state(),
+            "window": self.window.state(),
+            "learning_rate": self.learning_rate,
+            "shown_loss": self.shown_loss,
+            "last_metrics": self.last_metrics,
+            "metric_names": sorted(self.metric_names),
+            "metrics_size": self._metrics.size if self._metrics is not None else 0,
+        }
+
+    def _load(self, found: Artifact, state: Mapping[str, Any]) -> int:
+        """Everything as it was when `found` was saved; gives the size that metrics.jsonl had."""
+        own = "model.safetensors" if self.average is None else "weights.safetensors"
+        checkpoint.load_model_tensors(self.model, checkpoint.read_tensors(found.path(own)), found.folder)
+        if self.average is not None:
+            averaged = checkpoint.read_tensors(found.path("model.safetensors"), self.device)
+            self.average.weights = {name: averaged[name] for name in self.average.weights}
+        self.optimizer.load(checkpoint.read_tensors(found.path("optimizer.safetensors")))
+        self.step, self.num_steps, self.tokens = state["step"], state["num_steps"], state["tokens"]
+        self.cursor = state["cursor"]
+        if state["precision"]["name"] == self.precision.name:
+            self.precision.load(state["precision"])
+        self.guard.load(state["guard"])
+        self.window = Window(state["window"])
+        self.learning_rate, self.shown_loss = state["learning_rate"], state["shown_loss"]
+        self.last_metrics, self.metric_names = dict(state["last_metrics"]), set(state["metric_names"])
+        self._seconds_before, self._started = state["seconds"], time.monotonic()
+        self._saved_step, self.last_checkpoint = self.step, found.folder
+        self._consumed.clear()
+        return state["metrics_size"]
+
+    @property
+    def must_roll_back(self) -> bool:
+        return self.guard.bad_in_a_row >= self.settings.max_bad_steps
+
+    def roll_back(self) -> None:
+        """Back to the last good checkpoint, over the examples since then, which are recorded by name."""
+        # A kill from here on goes back to the same checkpoint, meets the same bad steps and ends up here again.
+        guard, cursor, failed_step, tokens, seconds = self.guard, self.cursor, self.step, self.tokens, self.seconds
+        passed = list(itertools.chain.from_iterable(ids for _, ids in self._consumed))
+        found = self._newest()
+        if found is None:
+            raise GaveUpError(f"step {self.step:,}: {guard.bad_in_a_row} bad steps in a row and no checkpoint yet")
+        self.guard = Guard(self.settings.spike_sigmas)
+        size = self._load(found, checkpoint.read_state(found))
+        losses = self.guard.losses
+        self.guard = guard
+        self.guard.losses = losses
+        self.guard.record_rollback(failed_step, self.step, passed)
+        self.cursor, self.tokens = cursor, tokens
+        self._seconds_before, self._started = seconds, time.monotonic()
+        if self._metrics is not None:
+            self._metrics.cut_back(size)
+        self._write({"event": "rollback", "from_step": failed_step, "examples_skipped": len(passed)})
+        self._progress.warn(
+            f"{self.settings.max_bad_steps} bad steps in a row: back from step {failed_step:,} to {self.step:,}, "
+            f"passing over {len(passed):,} examples"
+        )
+        if len(guard.rollbacks) >= self.settings.max_rollbacks:
+            told = "; ".join(f"step {r['step']:,} -> {r['to_step']:,}" for r in guard.rollbacks)
+            raise GaveUpError(
+                f"gave up: the run diverged after {len(guard.rollbacks)} rollbacks ({told}); a lower learning rate, "
+                "a longer warmup or clip: 1.0 may help"
+            )
+
+    def close(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+
+
+def _made_ready(model: Any, settings: TrainSettings) -> nn.Module:
+    """What the settings ask of the network itself; networks that cannot are not trained with these switches."""
+    if settings.trainable_top_layers is not None:
+        model.train_top_layers(settings.trainable_top_layers)
+    if settings.activation_checkpointing:
+        model.checkpoint_layers()
+    if settings.compile:
+        model.compile_layers()
+    return model.train()
+
+
+def _example_ids(micro_batches: Sequence[Batch]) -> list[int]:
+    return [int(i) for batch in micro_batches if batch.example_ids_B is not None for i in batch.example_ids_B]

@@ -1,0 +1,95 @@
+"""How a model is trained: budget, optimizer, schedule, precision, and when to save, evaluate and log.
+
+Comes from the `train:` part of a run file. The defaults are the recipe of RoBERTa's paper (section 3.1 and table 9)
+where it has one. Not here: what is learned (objectives), from what (data/), and by which network (model/).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from remask.config import Config, setting, switch
+
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+
+
+class TrainSettings(Config):
+    """Everything the loop reads. Of several budgets the one that ends first counts."""
+
+    # How long.
+    steps: int | None = setting(None, "Budget in optimizer steps.", ge=1)
+    tokens: int | None = setting(None, "Budget in tokens read (without padding).", ge=1)
+    epochs: float | None = setting(None, "Budget in passes over the data.", gt=0)
+    minutes: float | None = setting(None, "Budget in minutes: a probe turns it into steps, stored in the run.", gt=0)
+
+    # Optimizer and schedule.
+    optimizer: Literal["adamw", "lamb", "muon"] = switch(
+        "adamw", "AdamW; LAMB (layer-wise trust ratio); Muon for the hidden matrices with AdamW for the rest.",
+        effect="math",
+    )  # fmt: skip
+    learning_rate: float = switch(6e-4, "Peak learning rate.", effect="math", samples=[1e-4, 1e-3], gt=0)
+    schedule: Literal["linear", "cosine", "stable"] = switch(
+        "linear", "After the warmup: linear decay, half a cosine, or stable and a linear decay at the end.",
+        effect="math",
+    )  # fmt: skip
+    warmup: float = switch(
+        0.048, "Linear warmup: under 1 a share of all steps, else a number of steps.", effect="math",
+        samples=[0.0, 0.06, 0.2], ge=0,
+    )  # fmt: skip
+    decay: float = switch(
+        0.2, "Share of all steps that the `stable` schedule decays in.", effect="math", samples=[0.1, 0.4], gt=0, le=1
+    )
+    final_lr_fraction: float = switch(
+        0.0, "Learning rate at the end, as a share of the peak.", effect="math", samples=[0.1], ge=0, le=1
+    )
+    beta1: float = switch(
+        0.9, "Decay of the gradient's mean; Muon's momentum too.", effect="math", samples=[0.95], ge=0, lt=1
+    )
+    beta2: float = switch(
+        0.98, "Decay of the squared gradient's mean.", effect="math", samples=[0.95, 0.999], ge=0, lt=1
+    )
+    epsilon: float = switch(1e-6, "Adam's epsilon.", effect="math", samples=[1e-8], gt=0)
+    weight_decay: float = switch(
+        0.01, "Decoupled weight decay, none on biases and norms.", effect="math", samples=[0.0, 0.1], ge=0
+    )
+    clip: float = switch(
+        0.0, "Largest gradient norm; 0 does not clip (as in RoBERTa).", effect="math", samples=[1.0], ge=0
+    )
+    ema_decay: float = switch(
+        0.0, "Exponential average of the weights, evaluated and saved as the model; 0 keeps none.", effect="math",
+        samples=[0.99], ge=0, lt=1,
+    )  # fmt: skip
+    trainable_top_layers: int | None = switch(
+        None, "Only this many of the top layers (and the heads) learn; null: all.", effect="math", samples=[1], ge=0
+    )
+
+    # How it is computed.
+    precision: Precision = switch(
+        "auto", "Of products; weights stay fp32. auto: bf16 where it works and pays.", effect="speed"
+    )
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps.")
+    compile: bool = switch(False, "torch.compile the encoder.", effect="speed")
+    activation_checkpointing: bool = switch(
+        False, "Recompute layers in the backward pass: less memory.", effect="speed"
+    )
+    prefetch: bool = switch(True, "Make the next batch in a thread while this one is computed.", effect="speed")
+
+    # When to look, and what to keep.
+    save_every: int | None = setting(None, "Steps between checkpoints; 0: only the last; null: ten in a run.", ge=0)
+    eval_every: int | None = setting(None, "Steps between evaluations; 0: only the last; null: twenty in a run.", ge=0)
+    log_every: int = setting(10, "Steps between lines in metrics.jsonl.", ge=1)
+    keep_checkpoints: int = setting(2, "Verified checkpoints that are kept.", ge=1)
+
+    # Faults.
+    spike_sigmas: float = switch(
+        4.5, "Skip an update whose loss stands this many robust deviations above the trend; 0: never.", effect="math",
+        samples=[0.0], ge=0,
+    )  # fmt: skip
+    max_bad_steps: int = setting(3, "Bad steps in a row before going back to the last checkpoint.", ge=1)
+    max_rollbacks: int = setting(3, "Times to go back before giving up.", ge=1)
+
+    def every(self, given: int | None, num_steps: int, times: int) -> int:
+        """`given` steps apart, or `times` over the run; 0 is only at the end."""
+        if given is None:
+            return max(1, -(-num_steps // times))
+        return given
