@@ -109,13 +109,13 @@ class DocumentShard:
         return self.name.rsplit(".", 2)[1]
 
     @cached_property
-    def bytes(self) -> np.ndarray:
+    def data(self) -> np.ndarray:
         return _map(self.folder / f"{self.name}.text", np.dtype(np.uint8))
 
     @cached_property
     def offsets(self) -> np.ndarray:
         offsets = _map(self.folder / f"{self.name}.documents", OFFSETS)
-        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(self.bytes):
+        if len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(self.data):
             raise DataError(f"{self.folder / self.name}.documents: does not match the text beside it: damaged")
         return offsets
 
@@ -139,11 +139,11 @@ class DocumentShard:
 
     @property
     def num_bytes(self) -> int:
-        return len(self.bytes)
+        return len(self.data)
 
     def raw(self, index: int) -> bytes:
         """The UTF-8 of one document."""
-        return self.bytes[self.offsets[index] : self.offsets[index + 1]].tobytes()
+        return self.data[self.offsets[index] : self.offsets[index + 1]].tobytes()
 
     def text(self, index: int) -> str:
         return self.raw(index).decode()

@@ -1,0 +1,393 @@
+"""The text stage: settings -> a published folder of documents.
+
+Files are found and divided into portions, read and cleaned in parallel into parts (part.py), chosen over all parts
+(choose.py) and written as shards. The result depends on files, settings and seed alone: not on the number of workers,
+the engine, or how often the work was stopped. What is done stays in a work folder beside the output until it is
+published; the same call goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask.artifacts import (
+    MANIFEST,
+    Artifact,
+    lock,
+    open_artifact,
+    output_errors,
+    publish_filled,
+    write_json,
+)
+from remask.config import differences, dump, fingerprint
+from remask.documents import STAGE, SUFFIXES, DocumentWriter
+from remask.errors import DataError, MissingInputError, OutputError
+from remask.progress import Progress
+from remask.text.choose import HELDOUT, REASONS, TRAIN, Part, choose
+from remask.text.files import InputFile, find_files
+from remask.text.part import MAX_SAMPLES, Task, make_part
+from remask.text.plain import LAYOUT_LINES, guess_layout
+from remask.text.pydocs import find_modules
+from remask.text.settings import Layout, SourceSettings, TextSettings
+from remask.text.sources import portions, task_groups
+from remask.workers import Engine, run_tasks
+
+DROPS = "drops.jsonl"
+_SPLITS = {TRAIN: "train", HELDOUT: "heldout"}
+
+
+def build_documents(
+    settings: TextSettings,
+    out: Path,
+    *,
+    seed: int = 0,
+    workers: int = 1,
+    engine: Engine = "local",
+    progress: Progress | None = None,
+) -> Artifact:
+    """Read, clean, choose and publish. Goes on where an earlier call for the same thing stopped, and gives back what
+    is already there if it finished."""
+    progress = progress or Progress(quiet=True)
+    if not settings.sources:
+        raise MissingInputError("sources: none given; name a file, a folder or pydocs:")
+    out = out.absolute()
+    work = out.with_name(f".{out.name}.work")
+    with lock(work):
+        files = [_files_of(source, work) for source in settings.sources]
+        config = _config(settings, seed)
+        inputs = {s.name: _fingerprint(found) for s, found in zip(settings.sources, files, strict=True)}
+        if (out / MANIFEST).exists():
+            return _finished(out, config, inputs, progress)
+        _keep_if_same(work, {"config": config, "inputs": inputs}, progress)
+        layouts = [_layout(*pair, settings, progress) for pair in zip(settings.sources, files, strict=True)]
+        facts, parts = _read(settings, files, layouts, work, seed, workers, engine, progress)
+        _check_columns(settings, facts)
+        with progress.stage("choose documents") as stage:
+            fates = choose(parts, settings, work)
+            num_kept = int((fates <= HELDOUT).sum())
+            stage.note = f"{num_kept:,} of {sum(fact['read'] for fact in facts):,} kept"
+        counts = _counts(settings, facts, parts, fates)
+        if num_kept == 0:
+            raise DataError(f"no document is left of {counts['read']:,} read; dropped: {_words(counts['dropped'])}")
+        _write_drops(settings, facts, parts, fates, work / "out")
+        shards = _write_shards(settings, parts, fates, work, workers, engine, progress)
+        artifact = _publish(work / "out", out, config, inputs, counts, shards)
+        _say_counts(artifact, progress)
+    shutil.rmtree(work, ignore_errors=True)
+    return artifact
+
+
+# --------------------------------------------------------------------------------------------------- inputs
+
+
+def _files_of(source: SourceSettings, work: Path) -> list[InputFile]:
+    found: list[InputFile] = []
+    for file in find_files(source, work / "spool"):
+        if file.kind == "pydocs":
+            found += find_modules(file.path.removeprefix("pydocs:"))
+        else:
+            found.append(file)
+    return found
+
+
+def _config(settings: TextSettings, seed: int) -> dict[str, Any]:
+    """What the result depends on; the order in which the paths of a source are named is no part of it."""
+    plain = dump(settings)
+    for source in plain["sources"]:
+        source["paths"] = sorted(set(source["paths"]))
+    return {**plain, "seed": seed}
+
+
+def _fingerprint(files: list[InputFile]) -> str:
+    return fingerprint([[file.place, file.fingerprint()] for file in files])
+
+
+def _finished(out: Path, config: dict[str, Any], inputs: dict[str, str], progress: Progress) -> Artifact:
+    artifact = open_artifact(out, STAGE)
+    changed = differences(artifact.manifest["config"], config)
+    if changed:
+        key, old, new = changed[0]
+        raise OutputError(f"{out}: holds documents made with {key} = {old!r}, not {new!r}; choose another --out")
+    if artifact.manifest["inputs"] != inputs:
+        raise OutputError(f"{out}: was made from other contents of these files; choose another --out or remove it")
+    progress.say(f"{out}: already finished")
+    return artifact
+
+
+def _keep_if_same(work: Path, identity: dict[str, Any], progress: Progress) -> None:
+    """What an earlier attempt left is used if it was for exactly this, and removed otherwise."""
+    path = work / "identity.json"
+    if path.is_file() and json.loads(path.read_bytes()) == identity:
+        progress.say("going on from where an earlier run stopped")
+        return
+    with output_errors(work):
+        for name in ("parts", "out", "shards"):
+            shutil.rmtree(work / name, ignore_errors=True)
+            (work / name).mkdir()
+    write_json(path, identity)
+
+
+def _layout(source: SourceSettings, files: list[InputFile], settings: TextSettings, progress: Progress) -> Layout:
+    layout = source.layout or settings.reading.layout
+    texts = [file for file in files if file.kind == "text"]
+    if layout == "guess" and texts:
+        layout = guess_layout(texts, source.max_expansion)
+        progress.say(f"{source.name}: {LAYOUT_LINES[layout]} (guessed; reading.layout says otherwise)")
+    return layout
+
+
+# --------------------------------------------------------------------------------------------------- reading
+
+
+def _read(
+    settings: TextSettings,
+    files: list[list[InputFile]],
+    layouts: list[Layout],
+    work: Path,
+    seed: int,
+    workers: int,
+    engine: Engine,
+    progress: Progress,
+) -> tuple[list[dict[str, Any]], list[Part]]:
+    pieces = [p for index, found in enumerate(files) for p in portions(found, index, layouts[index])]
+    groups = task_groups(pieces)
+    tasks = [
+        Task(work / "parts" / f"{index:06d}", group, settings, tuple(layouts), seed)
+        for index, group in enumerate(groups)
+    ]
+    sizes = [sum(portion.size for portion in group) / 1e6 for group in groups]
+    with progress.stage("read and clean", sum(sizes), "MB") as stage:
+        stage.resume_at(sum(size for task, size in zip(tasks, sizes, strict=True) if task.folder.exists()))
+        before = {index for index, task in enumerate(tasks) if task.folder.exists()}
+
+        def on_done(index: int, facts: dict[str, Any]) -> None:
+            stage.advance(0 if index in before else sizes[index])
+
+        facts = run_tasks(make_part, tasks, workers=workers, engine=engine, on_done=on_done)
+    parts, first = [], 0
+    for task, fact in zip(tasks, facts, strict=True):
+        parts.append(Part(task.folder, fact["source"], first, fact["documents"]))
+        first += fact["documents"]
+    return facts, parts
+
+
+def _check_columns(settings: TextSettings, facts: list[dict[str, Any]]) -> None:
+    """A source none of whose records has the column asked for is a mistake in the settings."""
+    for index, source in enumerate(settings.sources):
+        mine = [fact for fact in facts if fact["source"] == index]
+        if any(fact["documents"] for fact in mine):
+            continue
+        for sample in (sample for fact in mine for sample in fact["samples"]):
+            if sample["reason"] == "no such column":
+                raise DataError(f"{sample['place']}: {sample.get('detail', '')}; set text_columns of {source.name}")
+
+
+# --------------------------------------------------------------------------------------------------- counts
+
+
+def _counts(
+    settings: TextSettings, facts: list[dict[str, Any]], parts: list[Part], fates: np.ndarray
+) -> dict[str, Any]:
+    sources: dict[str, dict[str, Any]] = {}
+    for index, source in enumerate(settings.sources):
+        read, dropped, changed = 0, Counter[str](), Counter[str]()
+        for fact, part in zip(facts, parts, strict=True):
+            if fact["source"] != index:
+                continue
+            read += fact["read"]
+            dropped.update(fact["dropped"])
+            changed.update(fact["changed"])
+            found = np.bincount(fates[part.first : part.first + part.count], minlength=len(REASONS) + 2)
+            dropped.update({reason: int(found[fate]) for fate, reason in REASONS.items() if found[fate]})
+        kept = read - dropped.total()
+        sources[source.name] = {
+            "read": read,
+            "documents": kept,
+            "dropped": dict(sorted(dropped.items())),
+            "changed": dict(sorted(changed.items())),
+            "weight": source.weight,
+        }
+    assert sum(facts["documents"] for facts in sources.values()) == int((fates <= HELDOUT).sum())
+    dropped, changed = Counter[str](), Counter[str]()
+    for found in sources.values():
+        dropped.update(found["dropped"])
+        changed.update(found["changed"])
+    return {
+        "read": sum(found["read"] for found in sources.values()),
+        "dropped": dict(sorted(dropped.items())),
+        "changed": dict(sorted(changed.items())),
+        "sources": sources,
+    }
+
+
+def _words(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items(), key=lambda i: -i[1])) or "none"
+
+
+def _say_counts(artifact: Artifact, progress: Progress) -> None:
+    counts = artifact.counts
+    progress.say(f"{counts['documents']:,} documents, {counts['bytes'] / 1e6:,.1f} MB of text")
+    progress.say(f"dropped: {_words(counts['dropped'])}")
+    if counts["changed"]:
+        progress.say(f"changed: {_words(counts['changed'])}")
+    if not any(shard["split"] == "heldout" for shard in counts["shards"]) and artifact.manifest["config"].get(
+        "heldout_fraction"
+    ):
+        progress.warn(
+            f"no document is held out: {counts['documents']:,} are too few for heldout_fraction = "
+            f"{artifact.manifest['config']['heldout_fraction']}"
+        )
+
+
+def _write_drops(
+    settings: TextSettings, facts: list[dict[str, Any]], parts: list[Part], fates: np.ndarray, folder: Path
+) -> None:
+    """The first drops of every reason and source with their places, in input order."""
+    seen: Counter[tuple[str, str]] = Counter()
+    with output_errors(folder), (folder / DROPS).open("w", encoding="utf-8") as file:
+        for fact, part in zip(facts, parts, strict=True):
+            name = settings.sources[fact["source"]].name
+            for sample in [*fact["samples"], *_chosen_against(part, fates)]:
+                seen[name, sample["reason"]] += 1
+                if seen[name, sample["reason"]] <= MAX_SAMPLES:
+                    line = json.dumps({"source": name, **sample}, ensure_ascii=False)
+                    file.write(line.encode("utf-8", "backslashreplace").decode() + "\n")
+
+
+def _chosen_against(part: Part, fates: np.ndarray) -> Iterator[dict[str, str]]:
+    mine = fates[part.first : part.first + part.count]
+    for fate, reason in REASONS.items():
+        for index in np.flatnonzero(mine == fate)[:MAX_SAMPLES].tolist():
+            yield {"reason": reason, "place": part.shard.place(index)}
+
+
+# --------------------------------------------------------------------------------------------------- shards
+
+
+@dataclass(frozen=True)
+class _ShardTask:
+    """A shard to write: documents [low, high) of these parts that have the fate."""
+
+    name: str
+    out: Path
+    fates: Path
+    fate: int
+    pieces: tuple[tuple[Part, int, int], ...]
+
+    @property
+    def done(self) -> Path:
+        return self.out.parent / "shards" / f"{self.name}.json"
+
+
+def _write_shards(
+    settings: TextSettings,
+    parts: list[Part],
+    fates: np.ndarray,
+    work: Path,
+    workers: int,
+    engine: Engine,
+    progress: Progress,
+) -> list[dict[str, Any]]:
+    if isinstance(fates, np.memmap):
+        fates.flush()
+    tasks = list(_shard_tasks(settings, parts, fates, work))
+    with progress.stage("write documents", len(tasks), "shards") as stage:
+        counts = run_tasks(_write_shard, tasks, workers=workers, engine=engine, on_done=lambda i, c: stage.advance())
+    shards = []
+    for task, count in zip(tasks, counts, strict=True):
+        source, split, _ = task.name.rsplit(".", 2)
+        shards.append({"name": task.name, "source": source, "split": split, **count})
+    return shards
+
+
+def _shard_tasks(settings: TextSettings, parts: list[Part], fates: np.ndarray, work: Path) -> Iterator[_ShardTask]:
+    """Shards in the order source, split, number; a shard ends with the document that fills it."""
+    for index, source in enumerate(settings.sources):
+        for fate, split in _SPLITS.items():
+            number, held, size = 0, [], 0
+            for part in (part for part in parts if part.source == index and part.count):
+                chosen = np.flatnonzero(fates[part.first : part.first + part.count] == fate)
+                sizes = np.diff(part.shard.offsets)[chosen]
+                low = 0
+                while low < len(chosen):
+                    total = size + np.cumsum(sizes[low:])
+                    full = int(np.searchsorted(total, settings.shard_bytes))
+                    high = min(low + full + 1, len(chosen))
+                    held.append((part, int(chosen[low]), int(chosen[high - 1]) + 1))
+                    size = int(total[high - 1 - low])
+                    low = high
+                    if size >= settings.shard_bytes:
+                        yield _ShardTask(
+                            f"{source.name}.{split}.{number:05d}", work / "out", work / "fates", fate, tuple(held)
+                        )
+                        number, held, size = number + 1, [], 0
+            if held:
+                name = f"{source.name}.{split}.{number:05d}"
+                yield _ShardTask(name, work / "out", work / "fates", fate, tuple(held))
+
+
+def _write_shard(task: _ShardTask) -> dict[str, int]:
+    if task.done.is_file():
+        return json.loads(task.done.read_bytes())
+    aside = task.done.with_name(f".{task.name}.partial")
+    with output_errors(aside):
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir()
+    with DocumentWriter(aside, task.name) as writer:
+        for part, low, high in task.pieces:
+            _copy(part, low, high, task, writer)
+        counts = writer.close()
+    with output_errors(task.out):
+        for suffix in SUFFIXES:
+            os.replace(aside / f"{task.name}{suffix}", task.out / f"{task.name}{suffix}")
+        aside.rmdir()
+    write_json(task.done, counts)
+    return counts
+
+
+def _copy(part: Part, low: int, high: int, task: _ShardTask, writer: DocumentWriter) -> None:
+    """Documents next to each other are copied in one go."""
+    shard = part.shard
+    fates = np.memmap(task.fates, np.uint8, "r")[part.first + low : part.first + high]
+    chosen = np.flatnonzero(fates == task.fate) + low
+    breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
+    places = (part.folder / f"{shard.name}.places").read_bytes().split(b"\n")
+    for run in np.split(chosen, breaks):
+        first, last = int(run[0]), int(run[-1]) + 1
+        start, end = int(shard.offsets[first]), int(shard.offsets[last])
+        sentences = shard.all_sentence_starts
+        from_, to = np.searchsorted(sentences, [start, end])
+        ends = np.asarray(shard.offsets[first + 1 : last + 1]) - start
+        lines = b"\n".join(places[first:last]) + b"\n"
+        text = shard.data[start:end].tobytes()
+        writer.add_bytes(text, ends, np.asarray(sentences[from_:to]) - start, lines, last - first)
+
+
+def _publish(
+    aside: Path,
+    out: Path,
+    config: dict[str, Any],
+    inputs: dict[str, str],
+    counts: dict[str, Any],
+    shards: list[dict[str, Any]],
+) -> Artifact:
+    totals = {key: sum(shard[key] for shard in shards) for key in ("documents", "sentences", "bytes")}
+    for name, facts in counts["sources"].items():
+        facts["bytes"] = sum(shard["bytes"] for shard in shards if shard["source"] == name)
+    with output_errors(out):
+        if out.is_dir() and not any(out.iterdir()):
+            out.rmdir()
+    if out.exists():
+        raise OutputError(f"{out}: exists already and is not ours; choose another --out or remove it")
+    return publish_filled(
+        aside, out, STAGE, counts={**totals, **counts, "shards": shards}, config=config, inputs=inputs
+    )

@@ -1,0 +1,227 @@
+"""Which documents of all parts are kept: first of its duplicates, story-like enough, within the source's share.
+
+One pass over small files in input order, so the answer does not depend on who made which part. Memory is bounded:
+hashes are looked at in slices of their value range, and everything that has an entry for each document is mapped
+from disk. In: parts (part.py). Out: a byte for each document, its fate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask.artifacts import output_errors
+from remask.documents import DocumentShard
+from remask.text.part import NAME, band_shape
+from remask.text.settings import DedupSettings, TextSettings
+
+TRAIN, HELDOUT, EXACT, NEAR, STORY, SHARE = range(6)
+REASONS = {EXACT: "exact duplicate", NEAR: "near duplicate", STORY: "not story-like", SHARE: "over the size cap"}
+# Entries that are sorted at a time: about 100 MB with what sorting needs.
+SLICE_ENTRIES = 2_000_000
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part and where its documents stand among all."""
+
+    folder: Path
+    source: int
+    first: int
+    count: int
+
+    @property
+    def shard(self) -> DocumentShard:
+        return DocumentShard(self.folder, NAME)
+
+
+def choose(parts: list[Part], settings: TextSettings, work: Path) -> np.ndarray:
+    """The fate of every document, in input order (a mapped array)."""
+    total = sum(part.count for part in parts)
+    with output_errors(work):
+        fates = _mapped(work / "fates", np.uint8, total)
+        fates[:] = TRAIN
+        if total == 0:
+            return fates
+        hashes = _joined(parts, "hashes", "<u8", 2, work / "hashes")
+        if settings.dedup.exact:
+            _mark_exact(hashes, fates)
+        if settings.dedup.near == "minhash":
+            _mark_near(parts, settings.dedup, fates, work)
+        for source in range(len(settings.sources)):
+            _mark_stories(parts, source, settings, fates)
+        _mark_shares(parts, settings, hashes, fates)
+        _mark_heldout(hashes, settings.heldout_fraction, fates)
+    return fates
+
+
+def _mapped(path: Path, dtype: Any, count: int) -> np.ndarray:
+    return np.memmap(path, dtype, "w+", shape=(count,)) if count else np.zeros(0, dtype)
+
+
+def _joined(parts: list[Part], name: str, dtype: str, width: int, out: Path) -> np.ndarray:
+    """One file of all parts' entries, one after the other, mapped."""
+    with out.open("wb") as file:
+        for part in parts:
+            data = (part.folder / name).read_bytes()
+            assert len(data) == part.count * width * np.dtype(dtype).itemsize, part.folder
+            file.write(data)
+    return np.memmap(out, dtype, "r").reshape(-1, width)
+
+
+def _slices(keys: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
+    """Entry numbers whose key lies in each slice of the value range, ascending; together all wanted ones."""
+    num_slices = 1
+    while len(keys) / num_slices > SLICE_ENTRIES:
+        num_slices *= 2
+    shift = np.uint64(64 - (num_slices.bit_length() - 1))
+    found = []
+    for index in range(num_slices):
+        pieces = []
+        for start in range(0, len(keys), _CHUNK):
+            chunk = keys[start : start + _CHUNK]
+            inside = wanted[start : start + _CHUNK].copy()
+            if num_slices > 1:
+                inside &= (chunk >> shift) == np.uint64(index)
+            pieces.append(np.flatnonzero(inside) + start)
+        found.append(np.concatenate(pieces))
+    return found
+
+
+def _mark_exact(hashes: np.ndarray, fates: np.ndarray) -> None:
+    for entries in _slices(hashes[:, 0], np.asarray(fates == TRAIN)):
+        high, low = hashes[entries, 0], hashes[entries, 1]
+        order = np.lexsort((entries, low, high))
+        high, low = high[order], low[order]
+        again = np.flatnonzero((high[1:] == high[:-1]) & (low[1:] == low[:-1])) + 1
+        fates[entries[order[again]]] = EXACT
+
+
+# ------------------------------------------------------------------------------------------ near duplicates
+
+
+def _mark_near(parts: list[Part], settings: DedupSettings, fates: np.ndarray, work: Path) -> None:
+    """Documents that share a band and enough of their signature are the same; of each cluster the first is kept."""
+    signatures = _joined(parts, "signatures", "<u4", settings.num_hashes, work / "signatures")
+    parents = _mapped(work / "parents", np.int64, len(fates))
+    parents[:] = np.arange(len(fates))
+    num_bands, _ = band_shape(settings)
+    wanted = np.asarray(fates == TRAIN)
+    least = settings.threshold * settings.num_hashes
+    for band in range(num_bands):
+        keys = _band_keys(parts, band, num_bands, work / "keys")
+        for entries in _slices(keys, wanted & (keys != 0)):
+            for first, second in _candidates(keys[entries], entries):
+                same = _agreement(signatures, first, second) >= least
+                for one, two in zip(first[same].tolist(), second[same].tolist(), strict=True):
+                    _unite(parents, one, two)
+    for start in range(0, len(fates), _CHUNK):
+        chunk = np.arange(start, min(start + _CHUNK, len(fates)))
+        for index in chunk[parents[chunk] != chunk].tolist():
+            fates[index] = NEAR
+
+
+def _band_keys(parts: list[Part], band: int, num_bands: int, out: Path) -> np.ndarray:
+    with out.open("wb") as file:
+        for part in parts:
+            if part.count:
+                keys = np.memmap(part.folder / "bands", "<u8", "r", shape=(num_bands, part.count))
+                file.write(keys[band].tobytes())
+    return np.memmap(out, "<u8", "r")
+
+
+def _candidates(keys: np.ndarray, entries: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Pairs with the same key: each with the first of its group and with the one before it."""
+    order = np.lexsort((entries, keys))
+    keys, entries = keys[order], entries[order]
+    same = np.flatnonzero(keys[1:] == keys[:-1]) + 1
+    if len(same) == 0:
+        return []
+    group_starts = np.flatnonzero(np.append(True, keys[1:] != keys[:-1]))
+    first = group_starts[np.searchsorted(group_starts, same, side="right") - 1]
+    return [(entries[first], entries[same]), (entries[same - 1], entries[same])]
+
+
+def _agreement(signatures: np.ndarray, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    counts = np.zeros(len(first), np.int64)
+    for start in range(0, len(first), 8192):
+        stop = start + 8192
+        counts[start:stop] = (signatures[first[start:stop]] == signatures[second[start:stop]]).sum(axis=1)
+    return counts
+
+
+def _root(parents: np.ndarray, index: int) -> int:
+    while (parent := int(parents[index])) != index:
+        parents[index] = parents[parent]
+        index = int(parents[index])
+    return index
+
+
+def _unite(parents: np.ndarray, one: int, two: int) -> None:
+    one, two = _root(parents, one), _root(parents, two)
+    if one != two:
+        parents[max(one, two)] = min(one, two)
+
+
+# ---------------------------------------------------------------------------------- stories, shares, held out
+
+
+def _mark_stories(parts: list[Part], source: int, settings: TextSettings, fates: np.ndarray) -> None:
+    """The best-scored part of what is left of the source; ties go to the earlier document."""
+    stories = settings.sources[source].stories
+    mine = [part for part in parts if part.source == source and part.count]
+    if stories is None or not mine:
+        return
+    scores = np.concatenate([np.fromfile(part.folder / "scores", "<f8") for part in mine])
+    entries = np.concatenate([np.arange(part.first, part.first + part.count) for part in mine])
+    left = fates[entries] == TRAIN
+    scores, entries = scores[left], entries[left]
+    keep = int(np.ceil(stories.keep_fraction * len(entries)))
+    order = np.lexsort((entries, -scores))
+    fates[entries[order[keep:]]] = STORY
+    fates[entries[scores <= 0]] = STORY
+
+
+def _mark_shares(parts: list[Part], settings: TextSettings, hashes: np.ndarray, fates: np.ndarray) -> None:
+    """Size caps and the mix: each source keeps the documents with the smallest hashes up to its number of bytes, so a
+    smaller cap is always a subset of a larger one."""
+    if settings.max_bytes is None and all(s.max_bytes is None and s.weight is None for s in settings.sources):
+        return
+    sizes = np.concatenate([np.diff(part.shard.offsets) for part in parts])
+    sources = np.concatenate([np.full(part.count, part.source) for part in parts])
+    left = np.asarray(fates == TRAIN)
+    available = [int(sizes[left & (sources == source)].sum()) for source in range(len(settings.sources))]
+    for source, limit in enumerate(byte_limits(settings, available)):
+        if limit >= available[source]:
+            continue
+        entries = np.flatnonzero(left & (sources == source))
+        order = np.lexsort((entries, hashes[entries, 0]))
+        total = np.cumsum(sizes[entries[order]])
+        fates[entries[order[total > limit]]] = SHARE
+
+
+def byte_limits(settings: TextSettings, available: list[int]) -> list[int]:
+    """How many bytes each source may give: its cap, and its share of the mix without repeating anything."""
+    limits = [min(size, source.max_bytes or size) for source, size in zip(settings.sources, available, strict=True)]
+    if settings.sources and settings.sources[0].weight is not None:
+        weights = [source.weight or 0.0 for source in settings.sources]
+        total = min(limit / weight for limit, weight in zip(limits, weights, strict=True))
+        if settings.max_bytes is not None:
+            total = min(total, settings.max_bytes / sum(weights))
+        return [int(total * weight) for weight in weights]
+    if settings.max_bytes is not None and sum(limits) > settings.max_bytes:
+        return [limit * settings.max_bytes // sum(limits) for limit in limits]
+    return limits
+
+
+def _mark_heldout(hashes: np.ndarray, fraction: float, fates: np.ndarray) -> None:
+    """By the other half of the hash, so that neither caps nor added documents move one from split to split."""
+    bound = np.uint64(min(int(fraction * 2.0**64), 2**64 - 1))
+    for start in range(0, len(fates), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        out = (hashes[chunk, 1] < bound) & (fates[chunk] == TRAIN)
+        fates[chunk][out] = HELDOUT

@@ -1,0 +1,116 @@
+"""One document: normalised, then kept or dropped by what can be seen in it alone.
+
+Normalisation keeps the text: newlines become \\n, the rest is by choice (CleanSettings). The filters answer with the
+reason for a drop. Not here: duplicates and what else needs to know other documents (choose.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+import zlib
+from typing import Any
+
+from remask.text.plain import is_wrapped
+from remask.text.settings import CleanSettings, LanguageSettings
+from remask.text.shingles import share_of_symbols
+
+# C0 and C1 controls but tab and newline, and the byte order mark; U+0085 is a newline in some old files.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
+_LINE_END_SPACE = re.compile(r"[^\S\n]+\n")
+_SPACES = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
+_EMPTY_LINES = re.compile(r"\n\s*\n")
+# What a joined line must not swallow: list items, indented lines, table rows, prompts.
+_OWN_LINE = re.compile(r"(?:\s|[-*•+|>=~#]|\d+[.)]\s|:)")
+_LANGUAGE_SAMPLE = 2_000
+_MIN_REPETITION_CHARS = 200
+
+
+def normalise(text: str, settings: CleanSettings) -> str:
+    """The text as it is stored, without space around it."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if settings.controls == "remove" and _CONTROLS.search(text):
+        text = _CONTROLS.sub("", text)
+    if settings.unicode != "none" and not text.isascii() and not unicodedata.is_normalized(settings.unicode, text):
+        text = unicodedata.normalize(settings.unicode, text)
+    if settings.wrapped_lines == "join" and is_wrapped(text):
+        text = join_lines(text)
+    if settings.whitespace != "keep":
+        text = _LINE_END_SPACE.sub("\n", text)
+    if settings.whitespace == "collapse":
+        text = _EMPTY_LINES.sub("\n", _SPACES.sub(" ", text))
+    return text.strip() if settings.whitespace != "keep" else text.strip("\n")
+
+
+def join_lines(text: str) -> str:
+    """Lines of one paragraph joined by a space; a hyphen at a line's end stays, since it may belong to the word."""
+    lines: list[str] = []
+    open_paragraph = False
+    for line in text.split("\n"):
+        if not line.strip():
+            open_paragraph = False
+            lines.append("")
+        elif open_paragraph and not _OWN_LINE.match(line):
+            lines[-1] = f"{lines[-1].rstrip()} {line.strip()}"
+        else:
+            lines.append(line)
+            open_paragraph = True
+    return "\n".join(lines)
+
+
+def reason_to_drop(text: str, settings: CleanSettings) -> str:
+    """Empty, or why the document is of no use."""
+    if not text or text.isspace():
+        return "empty"
+    if len(text) < settings.min_chars:
+        return "too short"
+    if settings.max_symbols < 1 and share_of_symbols(text) > settings.max_symbols:
+        return "too many symbols"
+    if len(text) < _MIN_REPETITION_CHARS:
+        return ""
+    if settings.max_repeated_lines < 1 and _share_of_repeated_lines(text) > settings.max_repeated_lines:
+        return "repeated lines"
+    if settings.max_compression and _compression(text) > settings.max_compression:
+        return "repetition"
+    return ""
+
+
+def _share_of_repeated_lines(text: str) -> float:
+    lines = text.split("\n")
+    if len(lines) < 4:
+        return 0.0
+    unique = set(lines)
+    if len(unique) == len(lines):
+        return 0.0
+    total = sum(map(len, lines))
+    return 1 - sum(map(len, unique)) / total if total else 0.0
+
+
+def _compression(text: str) -> float:
+    """How many times zlib shrinks the text. Its window is 32 KB, so the middle of a long text says enough."""
+    data = text.encode()
+    if len(data) > 1 << 17:
+        middle = len(data) // 2
+        data = data[middle - (1 << 16) : middle + (1 << 16)]
+    return len(data) / len(zlib.compress(data, 1))
+
+
+# ------------------------------------------------------------------------------------------------- language
+
+
+@functools.cache
+def _identifier() -> Any:
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier
+
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+def wrong_language(text: str, keep: tuple[str, ...], settings: LanguageSettings) -> str:
+    """Empty, or the language found where it is not one of `keep`. The middle of the text is looked at."""
+    start = max(0, (len(text) - _LANGUAGE_SAMPLE) // 2)
+    code, prob = _identifier().classify(text[start : start + _LANGUAGE_SAMPLE])
+    if code not in keep:
+        return str(code)
+    return f"{code} with {prob:.2f}" if prob < settings.min_prob else ""

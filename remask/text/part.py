@@ -1,0 +1,208 @@
+"""One task of the text stage: some portions of a source -> cleaned documents on disk, with what is needed to choose.
+
+Everything that looks at one document alone happens here, on any number of processes or machines. A part is a folder
+in the work folder, written aside and renamed, so that it is there whole or not at all: an attempt that was killed
+loses only the tasks that were running. Not here: what compares documents with each other (choose.py).
+
+Files of a part: those of documents.py, and for each document `hashes` (2 x uint64 of its text), `bands` (uint64,
+bands x documents: equal where near duplicates may be), `signatures` (uint32, documents x hashes), `scores` (float64).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rensa
+
+from remask.artifacts import output_errors, write_json
+from remask.documents import DocumentWriter
+from remask.text import stories
+from remask.text.clean import normalise, reason_to_drop, wrong_language
+from remask.text.records import Document, Drop, Portion, Reading
+from remask.text.sentences import sentence_starts
+from remask.text.settings import DedupSettings, Layout, TextSettings
+from remask.text.shingles import mix, ngrams, word_hashes
+from remask.text.sources import read_portion
+
+NAME = "part"
+FACTS = "facts.json"
+MAX_SAMPLES = 100  # drops of one reason that are kept with their place
+_SIGNATURE_SEED = 20190726
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker is handed."""
+
+    folder: Path
+    portions: tuple[Portion, ...]
+    settings: TextSettings
+    layouts: tuple[Layout, ...]
+    seed: int
+
+
+@dataclass
+class Tally:
+    """Counts of a part; `samples` are drops with their place, the first of every reason."""
+
+    read: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    changed: Counter[str] = field(default_factory=Counter)
+    samples: list[dict[str, str]] = field(default_factory=list)
+
+    def drop(self, drop: Drop) -> None:
+        self.dropped[drop.reason] += 1
+        if self.dropped[drop.reason] <= MAX_SAMPLES:
+            sample = {"reason": drop.reason, "place": drop.place, "detail": drop.detail}
+            self.samples.append({key: value for key, value in sample.items() if value})
+
+
+def band_shape(settings: DedupSettings) -> tuple[int, int]:
+    """(bands, rows): the most rows a band that still find nine in ten pairs at the threshold; candidates are checked
+    against the whole signature, so more bands cost time and nothing else."""
+    rows = 1
+    while settings.num_hashes % (rows * 2) == 0 and rows < 16:
+        bands = settings.num_hashes // (rows * 2)
+        if 1 - (1 - settings.threshold ** (rows * 2)) ** bands < 0.9:
+            break
+        rows *= 2
+    return settings.num_hashes // rows, rows
+
+
+def make_part(task: Task) -> dict[str, Any]:
+    """Run a task unless an earlier attempt did; the facts say what came of it."""
+    facts = task.folder / FACTS
+    if facts.is_file():
+        return json.loads(facts.read_bytes())
+    aside = task.folder.with_name(f".{task.folder.name}.partial")
+    with output_errors(task.folder):
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    _fill(task, aside)
+    with output_errors(task.folder):
+        shutil.rmtree(task.folder, ignore_errors=True)
+        aside.rename(task.folder)
+    return json.loads(facts.read_bytes())
+
+
+def _fill(task: Task, aside: Path) -> None:
+    tally = Tally()
+    marks = _Marks(aside, task.settings.dedup, task.seed)
+    with DocumentWriter(aside, NAME) as writer:
+        source = task.settings.sources[task.portions[0].source]
+        scorer = stories.Scorer(source.stories) if source.stories else None
+        for document in _documents(task, tally):
+            starts = sentence_starts(document.text, task.settings.sentences)
+            writer.add(document.text, starts, document.place)
+            marks.add(document.text, scorer)
+        counts = writer.close()
+    marks.close()
+    facts = {
+        "source": task.portions[0].source,
+        "read": tally.read,
+        "dropped": dict(sorted(tally.dropped.items())),
+        "changed": dict(sorted(tally.changed.items())),
+        "samples": tally.samples,
+        **counts,
+    }
+    write_json(aside / FACTS, facts)
+
+
+def _documents(task: Task, tally: Tally) -> Iterator[Document]:
+    """The documents that are fine as far as each alone can tell."""
+    settings = task.settings
+    for portion in task.portions:
+        source = settings.sources[portion.source]
+        keep = settings.language.keep if source.languages is None else source.languages
+        reading = Reading(source, settings.reading, task.layouts[portion.source], tally.changed)
+        for record in read_portion(portion, reading):
+            tally.read += 1
+            if isinstance(record, Drop):
+                tally.drop(record)
+                continue
+            text = normalise(_encodable(record.text, tally), settings.cleaning)
+            if reason := reason_to_drop(text, settings.cleaning):
+                tally.drop(Drop(reason, record.place))
+            elif keep and (found := wrong_language(text, keep, settings.language)):
+                tally.drop(Drop("language", record.place, found))
+            else:
+                yield Document(text, record.place, source.name)
+
+
+def _encodable(text: str, tally: Tally) -> str:
+    """Half a surrogate pair, as some formats can hold, is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        tally.changed["invalid UTF-8 replaced"] += 1
+        return text.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+    return text
+
+
+class _Marks:
+    """Writes what choosing needs to know of each document, a batch at a time."""
+
+    def __init__(self, folder: Path, settings: DedupSettings, seed: int) -> None:
+        self._folder, self._settings = folder, settings
+        self._key = seed.to_bytes(8, "little", signed=True)
+        self._near = settings.near == "minhash"
+        self._hashes: list[bytes] = []
+        self._scores: list[float] = []
+        self._grams: list[np.ndarray] = []
+        self._num_grams = 0
+        self._signatures = (folder / "signatures").open("wb")
+        self._bands: list[np.ndarray] = []
+
+    def add(self, text: str, scorer: stories.Scorer | None) -> None:
+        # The seed keys the hash, so that another seed holds out other documents.
+        self._hashes.append(hashlib.blake2b(text.encode(), digest_size=16, key=self._key).digest())
+        if self._near or scorer:
+            words = word_hashes(text)
+            if self._near:
+                self._grams.append(ngrams(words, self._settings.ngram))
+                self._num_grams += len(self._grams[-1]) + 1
+            if scorer:
+                self._scores.append(scorer.score(words))
+        if self._num_grams > 1 << 20:
+            self._sign()
+
+    def _sign(self) -> None:
+        if not self._grams:
+            return
+        offsets = np.cumsum([0, *map(len, self._grams)]).astype(np.uint64)
+        matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(  # pyrefly: ignore[missing-attribute]
+            np.concatenate(self._grams), offsets, self._settings.num_hashes, _SIGNATURE_SEED
+        )
+        signatures = np.array(matrix.to_rows(), np.uint32)
+        with output_errors(self._folder):
+            self._signatures.write(signatures.astype("<u4").tobytes())
+        num_bands, rows = band_shape(self._settings)
+        keys = np.zeros((num_bands, len(signatures)), np.uint64)
+        for row in range(rows):
+            keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + signatures[:, row::rows].T.astype(np.uint64))
+        # 0 marks documents without a single n-gram: they are like nothing.
+        keys[:, np.diff(offsets) == 0] = 0
+        self._bands.append(keys)
+        self._grams, self._num_grams = [], 0
+
+    def close(self) -> None:
+        self._sign()
+        with output_errors(self._folder):
+            self._signatures.close()
+            (self._folder / "hashes").write_bytes(b"".join(self._hashes))
+            (self._folder / "scores").write_bytes(np.array(self._scores, "<f8").tobytes())
+            bands = np.concatenate(self._bands, axis=1) if self._bands else np.zeros(0, np.uint64)
+            (self._folder / "bands").write_bytes(bands.astype("<u8").tobytes())
+            for name in ("signatures", "hashes", "scores", "bands"):
+                handle = os.open(self._folder / name, os.O_RDONLY)
+                os.fsync(handle)
+                os.close(handle)

@@ -1,0 +1,170 @@
+"""Plain text -> documents: a blank line ends one, a line is one, or a file is one.
+
+Bytes come in blocks and go out as documents; neither a line nor a document is ever held beyond the maximum size.
+Where the layout is not said it is guessed from the beginnings of the files, the same way every time. Places are byte
+offsets in the (decompressed) file, so they do not depend on how the file was split over workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+
+from remask.text.files import InputFile, as_utf8, open_stream
+from remask.text.records import Damaged, Document, Drop, Portion, Reading, cut_point
+from remask.text.settings import Layout
+
+_NEWLINE = rb"(?>\r\n|\r|\n)"
+# One newline and at least one line of nothing but space; possessive groups keep \r\n from being two newlines.
+BLANK_LINE = re.compile(_NEWLINE + rb"(?:[ \t\x0b\x0c]*" + _NEWLINE + rb")+")
+LINE_END = re.compile(_NEWLINE)
+_BLANK_ONLY = re.compile(rb"(?:[ \t\x0b\x0c]*" + _NEWLINE + rb")*")
+_SEPARATORS = {"blank": BLANK_LINE, "line": LINE_END, "file": None}
+_SAMPLE_BYTES = 1 << 20
+_TAIL_BYTES = 4096
+_SAMPLE_FILES = 8
+
+LAYOUT_LINES = {
+    "blank": "a blank line ends a document",
+    "line": "a line is a document",
+    "file": "a file is a document",
+}
+
+
+def read_text(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
+    """The documents of a plain-text file or of a byte range of one."""
+    separator = _SEPARATORS[reading.layout]
+    for offset, data in split_records(portion_blocks(portion, reading), separator, reading):
+        place = portion.at(f"byte {portion.start + offset}")
+        if data is None:
+            yield Drop("too long", place, f"over {reading.max_bytes:,} bytes")
+        else:
+            yield reading.decode(data, place)
+
+
+def portion_blocks(portion: Portion, reading: Reading) -> Iterator[bytes]:
+    """UTF-8 blocks of a portion."""
+    length = portion.end - portion.start if portion.end is not None else None
+    expansion = reading.source.max_expansion
+    with open_stream(portion.path, portion.compression, expansion, portion.start, length) as stream:
+        yield from iter(stream.block, b"") if portion.start else as_utf8(stream)
+
+
+def split_records(
+    blocks: Iterable[bytes], separator: re.Pattern[bytes] | None, reading: Reading
+) -> Iterator[tuple[int, bytes | None]]:
+    """(offset, bytes) of everything between separators, blank ones left out. Over-long ones are cut into several, or
+    come once as (offset, None), as the settings say. Damage of the file is raised after what came before it."""
+    limit, dropping = reading.max_bytes, reading.settings.long_documents == "drop"
+    buffer, offset, skipping, in_pieces = b"", 0, False, False
+    blocks = iter(blocks)
+    damage: Damaged | None = None
+    while True:
+        try:
+            block = next(blocks, None)
+        except Damaged as error:
+            block, damage = None, error
+        buffer += block or b""
+        position = 0
+        for match in separator.finditer(buffer) if separator else ():
+            end, after = match.span()
+            # A separator at the end of the buffer may go on in the next block; what follows then is blank.
+            if not skipping:
+                yield from _whole(buffer[position:end], offset + position, reading, in_pieces)
+            skipping = in_pieces = False
+            position = after
+        if position == 0 and (blank := _BLANK_ONLY.match(buffer)) and not in_pieces and not skipping:
+            position = blank.end()
+        offset += position
+        buffer = buffer[position:]
+        while len(buffer) > limit:
+            if dropping:
+                if not skipping:
+                    yield offset, None
+                skipping = True
+                # Blank lines end a document: keep the last newline and what follows it, if that is short.
+                keep = max(buffer.rfind(b"\n"), buffer.rfind(b"\r"))
+                cut = keep if 0 < len(buffer) - keep < limit and keep > 0 else len(buffer)
+            else:
+                if not in_pieces:
+                    reading.changed["too long: cut"] += 1
+                in_pieces = True
+                cut = cut_point(buffer, limit)
+                yield offset, buffer[:cut]
+            offset += cut
+            buffer = buffer[cut:]
+        if block is None:
+            if buffer and not skipping:
+                yield from _whole(buffer, offset, reading, in_pieces)
+            if damage:
+                raise damage
+            return
+
+
+def _whole(data: bytes, offset: int, reading: Reading, in_pieces: bool) -> Iterator[tuple[int, bytes | None]]:
+    """A finished record, cut or dropped if it is too long after all."""
+    if not data or data.isspace():
+        return
+    limit = reading.max_bytes
+    if len(data) > limit and reading.settings.long_documents == "drop":
+        yield offset, None
+        return
+    if len(data) > limit and not in_pieces:
+        reading.changed["too long: cut"] += 1
+    while len(data) > limit:
+        cut = cut_point(data, limit)
+        yield offset, data[:cut]
+        offset += cut
+        data = data[cut:]
+    if data and not data.isspace():
+        yield offset, data
+
+
+# ------------------------------------------------------------------------------------------------- guessing
+
+
+def guess_layout(files: list[InputFile], max_expansion: float) -> Layout:
+    """Many small files: a file is a document. Text wrapped at a fixed width: too (a book). Else blank lines if there
+    are any (one at the end of a file counts: it ends the last document), else lines."""
+    sizes = [file.size for file in files]
+    if len(files) >= 16 and sum(sizes) < len(files) * (64 << 10):
+        return "file"
+    samples = [_sample(file, max_expansion) for file in files[:_SAMPLE_FILES]]
+    if samples and all(is_wrapped(sample.decode(errors="replace")) for sample in samples if sample.strip()):
+        return "file"
+    tails = [_tail(file) for file in files[:_SAMPLE_FILES] if not file.compression]
+    return "blank" if any(BLANK_LINE.search(part.lstrip()) for part in (*samples, *tails)) else "line"
+
+
+def _sample(file: InputFile, max_expansion: float) -> bytes:
+    try:
+        with open_stream(file.path, file.compression, max_expansion) as stream:
+            return next(as_utf8(stream), b"")[:_SAMPLE_BYTES]
+    except Damaged:
+        return b""
+
+
+def _tail(file: InputFile) -> bytes:
+    try:
+        with open(file.path, "rb") as stream:
+            stream.seek(max(0, file.size - _TAIL_BYTES))
+            return stream.read(_TAIL_BYTES)
+    except OSError:
+        return b""
+
+
+def is_wrapped(text: str, min_lines: int = 20) -> bool:
+    """Was the text wrapped at a fixed width? Then the next line's first word would not have fitted onto the line."""
+    lines = text.splitlines()
+    if len(lines) < min_lines:
+        return False
+    pairs = [(a, b) for a, b in itertools.pairwise(lines) if a.strip() and b.strip()]
+    if len(pairs) < min_lines:
+        return False
+    lengths = sorted(len(a.rstrip()) for a, _ in pairs)
+    width = lengths[int(0.98 * (len(lengths) - 1))]
+    if not 40 <= width <= 120:
+        return False
+    full = sum(len(a.rstrip()) + 1 + len(b.split(None, 1)[0]) > width - 2 for a, b in pairs)
+    return full >= 0.85 * len(pairs)

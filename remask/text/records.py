@@ -1,0 +1,89 @@
+"""What a reader yields: documents, and the records that did not become one, each with its reason and place.
+
+Also the pieces of work that readers are handed (`Portion`), and cutting bytes that are too long for one document.
+Every record of a source is yielded exactly once, as a `Document` or as a `Drop`, so kept + dropped = read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass
+
+from remask.schema import Document
+from remask.text.settings import Layout, ReadSettings, SourceSettings
+
+__all__ = ["Damaged", "Document", "Drop", "Portion", "Reading", "cut_point"]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A record that is not used. `detail` says more than the reason that drops are counted by."""
+
+    reason: str
+    place: str
+    detail: str = ""
+
+
+class Damaged(Exception):
+    """A file that cannot be read on from here; what came before it stands."""
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason, self.detail = reason, detail
+
+
+@dataclass(frozen=True)
+class Portion:
+    """A file, or a part of one that can be read alone: bytes of text and JSON lines, row groups of Parquet."""
+
+    source: int
+    path: str
+    place: str
+    kind: str
+    compression: str = ""
+    start: int = 0
+    end: int | None = None
+    size: int = 0
+
+    def at(self, record: str) -> str:
+        return f"{self.place}:{record}"
+
+    def open_size(self) -> int:
+        return os.stat(self.path).st_size
+
+
+@dataclass
+class Reading:
+    """What every reader needs beside its portion; `changed` counts what was done to kept records."""
+
+    source: SourceSettings
+    settings: ReadSettings
+    layout: Layout
+    changed: Counter[str]
+
+    @property
+    def max_bytes(self) -> int:
+        return self.settings.max_document_bytes
+
+    def decode(self, data: bytes, place: str) -> Document | Drop:
+        """Bytes that should be UTF-8 as a document, by the choice for those that are not."""
+        try:
+            return Document(data.decode(), place)
+        except UnicodeDecodeError as error:
+            if self.settings.invalid_utf8 == "drop":
+                return Drop("invalid UTF-8", place, f"byte {error.start} of the record")
+            self.changed["invalid UTF-8 replaced"] += 1
+            return Document(data.decode(errors="replace"), place)
+
+
+def cut_point(data: bytes, limit: int) -> int:
+    """Where to cut bytes that go on beyond `limit`: after a newline or space near it, else between characters."""
+    near = limit - limit // 8
+    for mark in (b"\n", b" "):
+        if (found := data.rfind(mark, near, limit)) >= 0:
+            return found + 1
+    end = limit
+    while end > limit - 3 and data[end] & 0xC0 == 0x80:
+        end -= 1
+    return end

@@ -1,0 +1,94 @@
+"""Which reader reads which kind, and how a source's files divide into portions that can be read alone.
+
+Portions depend on the files only, never on the number of workers, so neither do places, counts or bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from remask.text import plain
+from remask.text.files import InputFile
+from remask.text.plain import BLANK_LINE, LINE_END
+from remask.text.pydocs import read_module
+from remask.text.records import Damaged, Document, Drop, Portion, Reading
+from remask.text.settings import Layout
+
+Reader = Callable[[Portion, Reading], Iterator[Document | Drop]]
+PORTION_BYTES = 16 << 20
+# How far past a nominal cut a document's end is looked for; beyond it the file is not cut there.
+_SEARCH_BYTES = 4 << 20
+_WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+
+
+def read_unknown(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
+    yield Drop("unknown kind of file", portion.place)
+
+
+READERS: dict[str, Reader] = {
+    "text": plain.read_text,
+    "pydocs": read_module,
+    "unknown": read_unknown,
+}
+
+
+def read_portion(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
+    """Every record of a portion once. Damage ends it with one more record; so does a file that holds none."""
+    num_records = 0
+    try:
+        for record in READERS[portion.kind](portion, reading):
+            num_records += 1
+            yield record
+    except Damaged as error:
+        num_records += 1
+        yield Drop(error.reason, portion.place, error.detail)
+    if num_records == 0 and portion.start == 0 and portion.end is None:
+        yield Drop("empty file", portion.place)
+
+
+def portions(files: list[InputFile], source: int, layout: Layout) -> Iterator[Portion]:
+    for file in files:
+        cuts = [0]
+        if not file.compression and file.size > 2 * PORTION_BYTES:
+            if file.kind == "jsonl" or (file.kind == "text" and layout == "line"):
+                cuts = _cuts(file, LINE_END)
+            elif file.kind == "text" and layout == "blank":
+                cuts = _cuts(file, BLANK_LINE)
+        ends: list[int | None] = [*cuts[1:], None]
+        for start, end in zip(cuts, ends, strict=True):
+            size = (file.size if end is None else end) - start
+            yield Portion(source, file.path, file.place, file.kind, file.compression, start, end, size)
+
+
+def _cuts(file: InputFile, separator: re.Pattern[bytes]) -> list[int]:
+    """Byte offsets right after a separator, about PORTION_BYTES apart."""
+    cuts = [0]
+    with open(file.path, "rb") as stream:
+        if stream.read(4).startswith(_WIDE_MARKS):
+            return cuts
+        for nominal in range(PORTION_BYTES, file.size - PORTION_BYTES, PORTION_BYTES):
+            if nominal <= cuts[-1]:
+                continue
+            stream.seek(nominal)
+            match = separator.search(stream.read(_SEARCH_BYTES))
+            if match and nominal + match.end() < file.size:
+                cuts.append(nominal + match.end())
+    return cuts
+
+
+def task_groups(all_portions: list[Portion]) -> list[tuple[Portion, ...]]:
+    """Portions in order, small ones together, so that a task is worth a worker's while."""
+    groups: list[tuple[Portion, ...]] = []
+    held: list[Portion] = []
+    size = 0
+    for portion in all_portions:
+        weight = max(portion.size, 4096) * (6 if portion.compression else 1)
+        if held and (size + weight > PORTION_BYTES or portion.source != held[0].source or len(held) >= 2000):
+            groups.append(tuple(held))
+            held, size = [], 0
+        held.append(portion)
+        size += weight
+    if held:
+        groups.append(tuple(held))
+    return groups
