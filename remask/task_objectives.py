@@ -1,0 +1,114 @@
+"""What fine-tuning learns: the loss of one task, as the papers have it.
+
+In: a network with the task's head and a Batch whose `labels` are classes, numbers, 0/1 vectors, tags, spans or the
+right choice. Out: a Loss with one part, `task` (and `answerable` for SQuAD 2.0, which RoBERTa trains jointly, section
+5.2), as sums with their counts. No torch at import. Not here: pretraining (objectives), batches (tasks).
+
+Shapes: B rows, S positions, C classes, Q questions of C choices each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from remask.schema import IGNORE, Batch, Loss, Part
+
+if TYPE_CHECKING:
+    import torch
+
+# head of the network by kind of task
+HEADS = {
+    "classify": "classify",
+    "regress": "classify",
+    "multilabel": "classify",
+    "tags": "tag",
+    "spans": "span",
+    "choice": "choose",
+}
+
+
+def task_logits(model: Any, kind: str, batch: Batch, noise: Any = None) -> torch.Tensor:
+    """What the task's head says about a batch of tensors: B x C, B x S x C, B x S x 2 or B."""
+    hidden_BSD = model.encode(batch, noise)
+    head = getattr(model, HEADS[kind])
+    if kind in ("tags", "spans"):
+        return head(hidden_BSD, noise)
+    return head(hidden_BSD, batch.lengths_B, noise)
+
+
+class TaskObjective:
+    """schema.Objective for one kind of task. `answerable`: SQuAD 2.0's second loss, on the same encoder pass."""
+
+    def __init__(self, kind: str, seed: int, *, answerable: bool = False) -> None:
+        assert kind in HEADS
+        assert kind == "spans" or not answerable
+        self.kind, self.seed, self.answerable = kind, seed, answerable
+        self.weights: Mapping[str, float] = {"task": 1.0, **({"answerable": 1.0} if answerable else {})}
+
+    def counts(self, batch: Batch) -> Mapping[str, int]:
+        labels = batch.labels
+        assert labels is not None
+        if self.kind == "tags":
+            return {"task": int((labels != IGNORE).sum())}
+        if self.kind in ("multilabel", "spans"):
+            both = {"task": labels.shape[0] * labels.shape[1]}
+            return both | ({"answerable": labels.shape[0]} if self.answerable else {})
+        return {"task": labels.shape[0]}
+
+    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+        noise = None
+        if step is not None:
+            from remask.model.noise import Noise
+
+            noise = Noise(self.seed, step, batch.example_ids_B)
+        if self.answerable:
+            return self._spans_and_answerable(model, batch, noise)
+        total, right = _loss(self.kind, task_logits(model, self.kind, batch, noise).float(), batch)
+        count = self.counts(batch)["task"]
+        metrics = {} if right is None else {"accuracy": Part(right, count)}
+        return Loss({"task": Part(total, count)}, metrics)
+
+    def _spans_and_answerable(self, model: Any, batch: Batch, noise: Any) -> Loss:
+        import torch.nn.functional as F
+
+        hidden_BSD = model.encode(batch, noise)
+        total, right = _loss("spans", model.span(hidden_BSD, noise).float(), batch)
+        logits_B = model.answerable(hidden_BSD, batch.lengths_B, noise).float()
+        has_answer_B = (batch.labels[:, 1] > 0).float()
+        answerable = F.binary_cross_entropy_with_logits(logits_B, has_answer_B, reduction="sum")
+        counts = self.counts(batch)
+        return Loss(
+            {"task": Part(total, counts["task"]), "answerable": Part(answerable, counts["answerable"])},
+            {"accuracy": Part(right, counts["task"])},
+        )
+
+
+def _loss(kind: str, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(sum, how many were right or None). Regression is squared error, as in GLUE's STS-B."""
+    import torch.nn.functional as F
+
+    labels = batch.labels
+    if kind == "regress":
+        return F.mse_loss(logits[:, 0], labels, reduction="sum"), None
+    if kind == "multilabel":
+        right = ((logits > 0) == (labels > 0.5)).sum()
+        return F.binary_cross_entropy_with_logits(logits, labels, reduction="sum"), right
+    if kind == "tags":
+        logits, labels = logits.flatten(0, 1), labels.flatten()
+    elif kind == "spans":
+        # Padding cannot be the start or the end of an answer.
+        columns_S = _columns(logits)
+        outside_BS = columns_S[None, :] >= batch.lengths_B[:, None]
+        logits = logits.masked_fill(outside_BS[:, :, None], float("-inf")).transpose(1, 2).flatten(0, 1)
+        labels = labels.flatten()
+    elif kind == "choice":
+        logits = logits.view(labels.shape[0], -1)
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+    return total, (logits.argmax(-1) == labels).sum()
+
+
+def _columns(logits: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    return torch.arange(logits.shape[1], device=logits.device)
