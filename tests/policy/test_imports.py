@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "data": GROUND | {"tokenizer"},
     "model": BASE | {"artifacts"},
     "objectives": BASE | {"model"},
+    "task_objectives": BASE | {"model"},
     "train": GROUND,
     "tasks": GROUND | {"tokenizer", "data"},
     "export": GROUND | {"tokenizer", "model"},
