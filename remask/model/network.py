@@ -125,6 +125,11 @@ class Network(nn.Module):
         """Keep only what goes in and out of a layer, and compute the inside again in the backward pass."""
         self.encoder.recompute = True
 
+    def compile_layers(self, backend: str = "inductor") -> None:
+        """torch.compile on every sub-layer; lengths stay free, so that one compilation serves all batches."""
+        for module in (*self.encoder.attentions, *self.encoder.ffns):
+            module.compile(backend=backend, dynamic=True)
+
 
 def with_heads(network: Network, heads: HeadSettings, seed: int, settings: ModelSettings | None = None) -> Network:
     """A network with other heads on the same encoder: weights that both have are copied, the others are fresh.
