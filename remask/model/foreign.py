@@ -15,7 +15,7 @@ import re
 import stat
 import struct
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,7 @@ _SHARD = re.compile(r"[A-Za-z0-9_.\-]{1,200}\Z")
 class Entry:
     """One tensor as its file announces it."""
 
+    name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
@@ -187,7 +188,7 @@ def _entry(path: Path, name: str, facts: Any) -> tuple[Entry, tuple[int, int]]:
     needed = math.prod(shape) * _ITEM_BYTES[dtype]
     if offsets[1] - offsets[0] != needed:
         raise DataError(f"{place}: shape {shape} of {dtype} needs {needed:,} bytes, it has {offsets[1] - offsets[0]:,}")
-    return Entry(path, dtype, tuple(shape)), (offsets[0], offsets[1])
+    return Entry(name, path, dtype, tuple(shape)), (offsets[0], offsets[1])
 
 
 def _counts(values: Any) -> bool:
@@ -200,6 +201,13 @@ class ForeignWeights:
     def __init__(self, owner: ForeignFolder) -> None:
         self.folder = owner.folder
         self.entries: dict[str, Entry] = {}
+
+    def rename(self, change: Callable[[str], str]) -> None:
+        """Go by other names from here on; two tensors under one name are refused."""
+        entries = {change(name): entry for name, entry in self.entries.items()}
+        if len(entries) != len(self.entries):
+            raise DataError(f"{self.folder}: holds tensors in an old and a new spelling at once")
+        self.entries = entries
 
     def load(self, names: Iterable[str]) -> dict[str, Tensor]:
         raise NotImplementedError
@@ -234,7 +242,7 @@ class SafetensorsWeights(ForeignWeights):
         for file, inside in wanted.items():
             try:
                 with safe_open(file, framework="pt") as opened:
-                    tensors.update({name: opened.get_tensor(name) for name in inside})
+                    tensors.update({name: opened.get_tensor(self.entries[name].name) for name in inside})
             except SafetensorError as error:
                 raise DataError(f"{file}: damaged: {error}") from error
         return tensors
@@ -260,10 +268,10 @@ class BinWeights(ForeignWeights):
                     raise DataError(f"{file}: tensor {name[:80]!r} is also in {self.entries[name].file.name}")
                 dtype = _TORCH_TYPES.get(str(tensor.dtype).removeprefix("torch."), str(tensor.dtype))
                 self._tensors[name] = tensor
-                self.entries[name] = Entry(file, dtype, tuple(tensor.shape))
+                self.entries[name] = Entry(name, file, dtype, tuple(tensor.shape))
 
     def load(self, names: Iterable[str]) -> dict[str, Tensor]:
-        return {name: self._tensors[name] for name in names}
+        return {name: self._tensors[self.entries[name].name] for name in names}
 
 
 def _read_bin(path: Path) -> dict[str, Tensor]:
