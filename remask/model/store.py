@@ -77,12 +77,14 @@ def save_model(
     labels: Sequence[str] | None = None,
     *,
     inputs: Mapping[str, str] | None = None,
+    extra: Mapping[str, bytes] | None = None,
     replace: bool = False,
 ) -> Artifact:
-    """Publish a finished model (stage `model`). `inputs`: fingerprints of what it was made from."""
+    """Publish a finished model (stage `model`). `inputs`: fingerprints of what it was made from; `extra`: more files."""
 
     def fill(aside: Path) -> dict[str, Any]:
-        for name, contents in model_files(network.settings, network.head_settings, tokenizer_folder, labels).items():
+        files = model_files(network.settings, network.head_settings, tokenizer_folder, labels) | dict(extra or {})
+        for name, contents in files.items():
             target = aside / name
             target.parent.mkdir(exist_ok=True)
             if isinstance(contents, Path):
