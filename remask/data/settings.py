@@ -73,9 +73,8 @@ class BatchSettings(Config):
         32, "Rows of full length per forward pass; the step's gradient is the same", effect="speed", samples=[4], ge=1
     )
     bucket_steps: int = switch(
-        1, "Rows of this many steps are sorted by length, so that a batch pads little; 1: off", effect="data", samples=[8],
-        ge=1,
-    )  # fmt: skip
+        1, "Rows of this many steps are sorted by length, so that a batch pads little", effect="data", samples=[8], ge=1
+    )
     pad_multiple: int = switch(8, "Rows are padded to a multiple of this", effect="speed", samples=[1, 64], ge=1)
     pad: Literal["longest", "length"] = switch(
         "longest", "Pad to the longest row of the micro-batch, or always to the full length", effect="speed"
@@ -108,9 +107,13 @@ class DataSettings(Config):
         False, "doc-sentences: fill a row with several documents that do not see each other", effect="data"
     )
     short_steps: float = switch(
-        0.0, "Share of the steps, from the first, that see rows of short_length (BERT: 0.9)", effect="data", samples=[0.5],
-        ge=0, le=1,
-    )  # fmt: skip
+        0.0,
+        "Share of the steps, from the first, with rows of short_length (BERT: 0.9)",
+        effect="data",
+        samples=[0.5],
+        ge=0,
+        le=1,
+    )
     short_length: int = switch(128, "Row length during those steps", effect="data", samples=[32], ge=MIN_LENGTH)
     shorten_prob: float = switch(
         0.0,

@@ -156,6 +156,18 @@ class SourceTokens:
         later = [shard.sentence_starts + shard.token_base for shard in self.shards[1:]]
         return _joined([self.shards[0].sentence_starts, *later], np.dtype("<i8")) if self.shards else np.zeros(0, "<i8")
 
+    def sentences_from(self, position: int, count: int) -> np.ndarray:
+        """The starts of up to `count` sentences, from the one that holds this token on; reads only those."""
+        parts: list[np.ndarray] = []
+        for shard in self.shards:
+            local = position - shard.token_base
+            if count == 0 or local >= shard.num_tokens:
+                continue
+            first = int(np.searchsorted(shard.sentence_starts, local, side="right")) - 1 if local > 0 else 0
+            parts.append(shard.sentence_starts[first : first + count] + shard.token_base)
+            count -= len(parts[-1])
+        return _joined(parts, np.dtype("<i8"))
+
     def gather(self, positions: np.ndarray) -> np.ndarray:
         """The ids at these token positions of the source, without reading anything else; int64."""
         if len(self.shards) == 1:

@@ -1,0 +1,261 @@
+"""Batches as a pure function of a cursor: which rows a step sees, dealt to ranks, laid out and masked.
+
+In: a PREPARED folder, DataSettings, a tokenizer. Out: a BatchSource. Slots 0, 1, 2, ... are dealt to sources by
+weight, a source's serials run through keyed permutations of its examples, one permutation a pass; so slot -> (source,
+pass, example) has a closed form and any step is found at once. Steps of a fixed number of rows take the next slots;
+steps of a number of tokens are cut from fixed windows of slots. The step's rows are settled for all ranks together
+and then dealt, so ids and masks do not depend on ranks, workers or micro-batches. Evaluation is in evaluation.py.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from remask.data import order
+from remask.data.corpus import Chosen, Corpus, uses_bert_layout
+from remask.data.evaluation import evaluation_batches, is_comparable, masked_bytes, word_batches
+from remask.data.examples import Recipe
+from remask.data.index import open_index
+from remask.data.masking import Masker, rate_at
+from remask.data.rows import Vocabulary, padded_width
+from remask.data.settings import DataSettings
+from remask.data.tokens import Tokens
+from remask.errors import ConfigError, DataError
+from remask.schema import Batch
+
+__all__ = ["Batches", "evaluation_batches", "is_comparable", "masked_bytes", "open_batches", "word_batches"]
+
+_WINDOW_STEPS = 16  # token batches are cut from windows of about this many steps
+
+
+class Batches:
+    """The BatchSource of pretraining. Cursors: {"step"} for rows, and the window with the batch in it for tokens."""
+
+    def __init__(
+        self,
+        settings: DataSettings,
+        vocabulary: Vocabulary,
+        phases: Sequence[Corpus],
+        *,
+        seed: int,
+        rank: int,
+        world_size: int,
+        total_steps: int | None,
+    ) -> None:
+        self.settings, self._vocabulary, self.phases = settings, vocabulary, list(phases)
+        self._seed, self._rank, self._world_size, self._total_steps = seed, rank, world_size, total_steps
+        self._masker = Masker(settings.masking, vocabulary)
+        self._windows: OrderedDict[tuple[bool, int], list[Chosen]] = OrderedDict()
+        self._lock = Lock()
+
+    # ------------------------------------------------------------------------------- the BatchSource protocol
+
+    def first_cursor(self) -> dict[str, Any]:
+        return {"step": 0} if self.settings.batch.num_tokens is None else {"step": 0, "window": 0, "batch": 0}
+
+    def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]:
+        """This rank's micro-batches of the step at the cursor, and the next cursor."""
+        chosen, following = self.plan(cursor)
+        phase = self._phase_at(cursor["step"])
+        rate = self._rate_at(cursor["step"])
+        return [self._read(phase, part, rate) for part in self._deal(chosen, phase)], following
+
+    def plan(self, cursor: dict[str, Any]) -> tuple[Chosen, dict[str, Any]]:
+        """The rows of a step over all ranks, and the next cursor."""
+        step = cursor["step"]
+        phase = self._phase_at(step)
+        if self.settings.batch.num_tokens is None:
+            return self._rows_of_step(phase, step - self._first_step(phase)), {"step": step + 1}
+        window, number = cursor["window"], cursor["batch"]
+        cut = self._window(phase, window, self._cut_by_tokens)
+        following = {"step": step + 1, "window": window, "batch": number + 1}
+        if number + 1 == len(cut):
+            following |= {"window": window + 1, "batch": 0}
+        if self._phase_at(step + 1) is not phase:
+            following |= {"window": 0, "batch": 0}
+        return cut[number], following
+
+    # -------------------------------------------------------------------------------------- rows of a step
+
+    def _phase_at(self, step: int) -> Corpus:
+        return self.phases[0] if len(self.phases) == 1 or step < self._short_steps else self.phases[1]
+
+    def _first_step(self, phase: Corpus) -> int:
+        return 0 if phase is self.phases[0] else self._short_steps
+
+    @property
+    def _short_steps(self) -> int:
+        return round(self.settings.short_steps * (self._total_steps or 0))
+
+    def _rate_at(self, step: int) -> float:
+        return rate_at(self.settings.masking, step / max((self._total_steps or 1) - 1, 1))
+
+    def _rows_of_step(self, phase: Corpus, step: int) -> Chosen:
+        num_rows, steps = self.settings.batch.num_rows, self.settings.batch.bucket_steps
+        if steps == 1:
+            return phase.choose(np.arange(step * num_rows, (step + 1) * num_rows))
+        return self._window(phase, step // steps, self._cut_by_rows)[step % steps]
+
+    def _window(self, phase: Corpus, number: int, cut: Callable[[Corpus, int], list[Chosen]]) -> list[Chosen]:
+        """A window's batches; the last few are kept, since consecutive steps ask for the same one."""
+        with self._lock:
+            key = (phase.is_short, number)
+            if key not in self._windows:
+                self._windows[key] = cut(phase, number)
+                while len(self._windows) > 3:
+                    self._windows.popitem(last=False)
+            return self._windows[key]
+
+    def _cut_by_rows(self, phase: Corpus, window: int) -> list[Chosen]:
+        steps, num_rows = self.settings.batch.bucket_steps, self.settings.batch.num_rows
+        chosen = phase.choose(np.arange(window * steps * num_rows, (window + 1) * steps * num_rows))
+        by_size = np.argsort(chosen.sizes, kind="stable").reshape(steps, num_rows)
+        return [chosen.take(at) for at in by_size[self._shuffled(phase, window, steps)]]
+
+    def _cut_by_tokens(self, phase: Corpus, window: int) -> list[Chosen]:
+        """Batches of nearly equal numbers of tokens, as near to num_tokens as a whole number of them allows."""
+        wanted, steps = self.settings.batch.num_tokens or 0, self.settings.batch.bucket_steps
+        num_slots = max(round((steps if steps > 1 else _WINDOW_STEPS) * wanted / phase.mean_size), 1)
+        chosen = phase.choose(np.arange(window * num_slots, (window + 1) * num_slots))
+        if steps > 1:
+            chosen = chosen.take(np.argsort(chosen.sizes, kind="stable"))
+        total = np.cumsum(chosen.sizes)
+        num_batches = max(round(int(total[-1]) / wanted), 1)
+        middle = total - chosen.sizes / 2
+        ends = np.searchsorted(middle, total[-1] * np.arange(1, num_batches) / num_batches)
+        batches = [chosen.take(at) for at in np.split(np.arange(num_slots), ends)]
+        return [batches[at] for at in self._shuffled(phase, window, num_batches)] if steps > 1 else batches
+
+    def _shuffled(self, phase: Corpus, window: int, count: int) -> np.ndarray:
+        key = order.key_of("window", self._seed, phase.is_short, window)
+        return order.permute(np.arange(count), count, key)
+
+    # ------------------------------------------------------------------------------- dealing and reading
+
+    def _deal(self, chosen: Chosen, phase: Corpus) -> list[Chosen]:
+        """This rank's micro-batches: the step in groups, each dealt row by row, so that all ranks have as many."""
+        count, world = len(chosen.rows), self._world_size
+        per_group = self.settings.batch.micro_rows * world
+        if self.settings.batch.num_tokens is None:
+            groups = [np.arange(at, min(at + per_group, count)) for at in range(0, count, per_group)]
+        else:
+            groups = self._groups_by_tokens(chosen, phase)
+        return [chosen.take(group[self._rank :: world]) for group in groups]
+
+    def _groups_by_tokens(self, chosen: Chosen, phase: Corpus) -> list[np.ndarray]:
+        """The fewest even groups whose padded share per rank is at most micro_rows rows of full length."""
+        count, limit = len(chosen.rows), self.settings.batch.micro_rows * phase.recipe.length
+        for number in range(1, count + 1):
+            groups = np.array_split(np.arange(count), number)
+            if all(self._width(chosen.sizes[group], phase) * -(-len(group) // self._world_size) <= limit
+                   for group in groups):  # fmt: skip
+                return groups
+        raise AssertionError("one row is always within the limit")
+
+    def _width(self, sizes: np.ndarray, phase: Corpus) -> int:
+        length = phase.recipe.length
+        if self.settings.batch.pad == "length":
+            return length
+        return padded_width(int(sizes.max()), self.settings.batch.pad_multiple, length)
+
+    def _read(self, phase: Corpus, chosen: Chosen, rate: float) -> Batch:
+        return phase.read(chosen, self._width(chosen.sizes, phase), self._masker, rate, self._vocabulary)
+
+    # -------------------------------------------------------------------------------------- for people
+
+    @property
+    def num_examples(self) -> int:
+        """Of the full row length."""
+        return self.phases[-1].num_examples
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Marks included, padding not; of the full row length."""
+        batch = self.settings.batch
+        return float(batch.num_tokens or batch.num_rows * self.phases[-1].mean_size)
+
+    @property
+    def steps_per_epoch(self) -> float:
+        """Steps after which every source was seen once, on the average over sources."""
+        return self.num_examples * self.phases[-1].mean_size / self.tokens_per_step
+
+    def describe(self) -> dict[str, Any]:
+        """Counts by source for reports: examples, mean row length, sentences that were cut, pairs."""
+        phase = self.phases[-1]
+        sources = {
+            name: {"examples": len(examples), "mean_length": round(float(examples.sizes.mean()), 1), **examples.counts}
+            for name, examples in zip(phase.names, phase.examples, strict=True)
+            if len(examples)
+        }
+        return {
+            "examples": self.num_examples,
+            "tokens_per_step": round(self.tokens_per_step),
+            "steps_per_epoch": round(self.steps_per_epoch, 2),
+            "padding_share": round(1 - phase.mean_size / phase.recipe.length, 4),
+            "sources": sources,
+        }
+
+    def batch_of_epoch(self, number: int, epoch: int, max_rows: int | None = None) -> Batch:
+        """The number-th batch of a pass over all examples (full length, all ranks), cut at the pass's end."""
+        phase = self.phases[-1]
+        per_batch = max(round(self.tokens_per_step / phase.mean_size), 1)
+        first = epoch * self.num_examples + number * per_batch
+        last = min(first + per_batch, (epoch + 1) * self.num_examples)
+        if first >= last:
+            raise DataError(f"batch {number}: a pass has batches 0 to {-(-self.num_examples // per_batch) - 1}")
+        chosen = phase.choose(np.arange(first, last if max_rows is None else min(last, first + max_rows)))
+        return self._read(phase, chosen, self._rate_at(int(epoch * self.steps_per_epoch) + number))
+
+    def example(self, example_id: int, epoch: int) -> Batch:
+        """One example by its id, with its mask in the given pass."""
+        for phase in self.phases:
+            if (chosen := phase.find(example_id, epoch)) is not None:
+                return self._read(phase, chosen, self._rate_at(int(epoch * self.steps_per_epoch)))
+        raise DataError(f"example {example_id}: no such example; ids are those that batches show")
+
+
+def open_batches(
+    prepared: Path,
+    settings: DataSettings,
+    tokenizer: Vocabulary,
+    *,
+    seed: int,
+    rank: int = 0,
+    world_size: int = 1,
+    total_steps: int | None = None,
+    index_folder: Path | None = None,
+) -> Batches:
+    """Batches of the train split. `total_steps` is needed by what follows the progress of the training."""
+    _check(settings, world_size, total_steps)
+    tokens = Tokens.open(prepared, "train")
+    bert_layout = uses_bert_layout(settings, tokenizer)
+    lengths = [settings.length]
+    if settings.short_steps:
+        lengths.insert(0, settings.short_length)
+    phases = []
+    for number, length in enumerate(lengths):
+        recipe = Recipe.of(settings, length, bert_layout, seed)
+        examples = open_index(tokens, recipe, index_folder)
+        is_short = number < len(lengths) - 1
+        phases.append(Corpus(recipe, tokens, examples, weights=settings.source_weights, seed=seed, is_short=is_short))
+    return Batches(settings, tokenizer, phases, seed=seed, rank=rank, world_size=world_size, total_steps=total_steps)
+
+
+def _check(settings: DataSettings, world_size: int, total_steps: int | None) -> None:
+    batch = settings.batch
+    if batch.num_tokens is None and batch.num_rows % world_size:
+        raise ConfigError(f"data.batch.num_rows = {batch.num_rows}: cannot be dealt evenly to {world_size} ranks")
+    if batch.num_tokens is not None and batch.num_tokens < settings.length * world_size:
+        raise ConfigError(
+            f"data.batch.num_tokens = {batch.num_tokens}: below one row of {settings.length} for each of"
+            f" {world_size} ranks"
+        )
+    if total_steps is None and (settings.short_steps or settings.masking.schedule != "constant"):
+        name = "short_steps" if settings.short_steps else "masking.schedule"
+        raise ConfigError(f"data.{name}: follows the progress of the training, which must then be given in steps")

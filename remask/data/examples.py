@@ -1,0 +1,217 @@
+"""Example boundaries: which tokens of a source make which row, as a pure function of (shards, recipe).
+
+In: a source's mapped tokens and a Recipe. Out: Examples, the rows as lists of pieces (token ranges); texts and masks
+are never copied here. `full-sentences` and `doc-sentences` are RoBERTa's (section 4.2; fairseq's `complete` and
+`complete_doc`), `fixed-blocks` is run_mlm.py's. Every format is one vectorised pass over the sentences plus one jump
+per row: about 0.2 microseconds a sentence and 0.1 a row. Not here: pairs (pairs.py), several documents in a row
+(packing.py), the index on disk (index.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from remask.data import order
+from remask.data.settings import PAIRS, DataSettings
+from remask.data.tokens import SourceTokens
+
+CHUNK_SENTENCES = 1 << 20  # read at a time, so that memory does not grow with the corpus
+NO_LABEL = -100
+BOS, EOS = 1, 2  # flags of a piece in fixed-blocks: the document's start or end mark belongs to it
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What example boundaries depend on, besides the shards."""
+
+    format: str
+    sentence_loss: str
+    length: int
+    bert_layout: bool
+    pack_documents: bool
+    shorten_prob: float
+    shorten_to: int
+    seed: int
+
+    @classmethod
+    def of(cls, settings: DataSettings, length: int, bert_layout: bool, seed: int) -> Recipe:
+        draws = settings.shorten_prob > 0 or settings.format == "segment-pair" or settings.sentence_loss != "none"
+        return cls(
+            settings.format,
+            settings.sentence_loss,
+            length,
+            bert_layout and settings.format in PAIRS,
+            settings.pack_documents,
+            settings.shorten_prob,
+            min(settings.shorten_to, length) if settings.shorten_prob else length,
+            seed if draws else 0,
+        )
+
+    @property
+    def num_specials(self) -> int:
+        """Marks of a row beside its text: <s> A </s>, <s> A </s></s> B </s> or [CLS] A [SEP] B [SEP]."""
+        if self.format in PAIRS:
+            return 3 if self.bert_layout else 4
+        return 2
+
+    @property
+    def text_limit(self) -> int:
+        return self.length - self.num_specials
+
+    def key(self, purpose: str, source: str) -> int:
+        return order.key_of("examples", purpose, source, self.seed)
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows of one source. Row r has the pieces rows[r]..rows[r+1]; a piece is `lengths` tokens from `starts` on."""
+
+    rows: np.ndarray  # int64, N+1
+    starts: np.ndarray  # int64, P
+    lengths: np.ndarray  # int32, P
+    sizes: np.ndarray  # int32, N: the row's length with its marks
+    labels: np.ndarray | None = None  # int8, N: 1 follows or in order, 0 not, NO_LABEL no pair
+    flags: np.ndarray | None = None  # uint8, P: BOS and EOS, fixed-blocks only
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """A run of sentences of a source, long ones cut; `is_last` where it reaches the source's end."""
+
+    starts: np.ndarray
+    ends: np.ndarray
+    opens_document: np.ndarray
+    document_end: np.ndarray  # for each sentence: the index here at which its document ends
+    is_cut: np.ndarray  # the first part of a sentence that had to be cut
+    is_last: bool
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+def read_sentences(source: SourceTokens, position: int, limit: int) -> Sentences:
+    """Sentences from a token position on; those longer than `limit` tokens become several."""
+    bounds = source.sentences_from(position, CHUNK_SENTENCES + 1)
+    is_last = len(bounds) <= CHUNK_SENTENCES
+    if is_last:
+        bounds = np.append(bounds, source.num_tokens)
+    bounds[0] = position  # a sentence that the run before cut and only used in part
+    parts = -(-np.diff(bounds) // limit)
+    which = np.repeat(np.arange(len(parts)), parts)
+    within = np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)
+    starts = bounds[which] + within * limit
+    ends = np.append(starts[1:], bounds[-1])
+    offsets = source.document_offsets
+    document = np.searchsorted(offsets, starts, side="right") - 1
+    opens_document = offsets[document] == starts
+    whole_start = np.ones(len(parts), bool)
+    whole_start[0] = source.sentences_from(position, 1)[0] == position
+    is_cut = (within == 0) & (parts[which] > 1) & whole_start[which]
+    first = np.append(np.flatnonzero(opens_document), len(starts))
+    document_end = first[np.searchsorted(first, np.arange(len(starts)), side="right")]
+    return Sentences(starts, ends, opens_document, document_end, is_cut, is_last)
+
+
+def follow(jumps: np.ndarray, is_last: bool) -> tuple[np.ndarray, int]:
+    """Row starts reached from sentence 0 by jumping, and the start of the first row that may still change."""
+    steps, end = jumps.tolist(), len(jumps)
+    found: list[int] = []
+    here = 0
+    while here < end:
+        found.append(here)
+        here = steps[here]
+    if is_last:
+        return np.array(found, np.int64), end
+    assert len(found) > 1, "a chunk of sentences is shorter than a row"
+    return np.array(found[:-1], np.int64), found[-1]
+
+
+def aims(recipe: Recipe, source: SourceTokens, starts: np.ndarray) -> np.ndarray:
+    """How many text tokens a row that starts here aims at: the limit, or less for randomly shortened rows."""
+    full = np.full(len(starts), recipe.text_limit)
+    if not recipe.shorten_prob:
+        return full
+    chosen = order.uniform(order.draw(recipe.key("shorten", source.name), starts)) < recipe.shorten_prob
+    sizes = order.below(
+        order.draw(recipe.key("short size", source.name), starts), recipe.length - recipe.shorten_to + 1
+    )
+    return np.where(chosen, np.maximum(recipe.shorten_to + sizes - recipe.num_specials, 1), full)
+
+
+def _packed_rows(source: SourceTokens, recipe: Recipe) -> Iterator[tuple[Sentences, np.ndarray, int]]:
+    """Greedy rows of whole sentences, chunk by chunk: (sentences, row starts, end of the last row)."""
+    crossing = recipe.format == "full-sentences"
+    position = 0
+    while position < source.num_tokens:
+        sentences = read_sentences(source, position, recipe.text_limit)
+        # A separator is due before every document's first sentence, unless a row starts there.
+        separators = np.cumsum(sentences.opens_document) if crossing else 0
+        room = sentences.starts + separators + aims(recipe, source, sentences.starts)
+        jumps = np.searchsorted(sentences.ends + separators, room, side="right")
+        jumps = np.maximum(jumps, np.arange(1, len(sentences) + 1))
+        if not crossing:
+            jumps = np.minimum(jumps, sentences.document_end)
+        found, end = follow(jumps, sentences.is_last)
+        yield sentences, found, end
+        position = source.num_tokens if sentences.is_last else int(sentences.starts[end])
+
+
+def build_sentences(source: SourceTokens, recipe: Recipe) -> Examples:
+    """full-sentences and doc-sentences. In the first a row has one piece for each document it touches."""
+    rows, starts, lengths = [np.zeros(1, np.int64)], [], []
+    num_cut = 0
+    for sentences, found, end in _packed_rows(source, recipe):
+        is_start = np.zeros(end, bool)
+        is_start[found] = True
+        pieces = np.flatnonzero(is_start | sentences.opens_document[:end])
+        begin = sentences.starts[pieces]
+        starts.append(begin)
+        lengths.append(np.diff(np.append(begin, sentences.ends[end - 1])))
+        ends_in_pieces = np.append(np.searchsorted(pieces, found)[1:], len(pieces))
+        rows.append(ends_in_pieces + rows[-1][-1])
+        num_cut += int(sentences.is_cut[:end].sum())
+    joined = np.concatenate(rows)
+    texts = _join(lengths)
+    sizes = _row_sums(texts, joined) + np.diff(joined) + 1
+    return Examples(
+        joined, _join(starts), texts.astype(np.int32), sizes.astype(np.int32), counts={"cut_sentences": num_cut}
+    )
+
+
+def build_blocks(source: SourceTokens, recipe: Recipe) -> Examples:
+    """fixed-blocks: documents with their marks in one long line, cut every `length` tokens, the remainder dropped."""
+    offsets = source.document_offsets
+    documents = np.flatnonzero(np.diff(offsets) > 0)
+    edges = np.append(offsets[documents], offsets[-1]) + 2 * np.arange(len(documents) + 1)
+    total = int(edges[-1])
+    num_rows = max(total // recipe.length, int(total > 0))
+    end = min(num_rows * recipe.length, total)
+    bounds = np.union1d(np.append(np.arange(0, end, recipe.length), end), edges[edges <= end])
+    begin, stop = bounds[:-1], bounds[1:]
+    document = np.searchsorted(edges, begin, side="right") - 1
+    opens, closes = begin == edges[document], stop == edges[document + 1]
+    shift = 1 + 2 * document  # marks before this document's text in the line
+    starts = begin - shift + opens
+    lengths = stop - begin - opens - closes
+    rows = np.searchsorted(begin, np.append(np.arange(0, end, recipe.length), end)) if num_rows else np.zeros(1)
+    flags = (opens * BOS + closes * EOS).astype(np.uint8)
+    rows = rows.astype(np.int64)
+    sizes = _row_sums(stop - begin, rows)
+    counts = {"cut_sentences": 0, "dropped_tokens": total - end}
+    return Examples(rows, starts, lengths.astype(np.int32), sizes.astype(np.int32), flags=flags, counts=counts)
+
+
+def _row_sums(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    sums = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
+    return np.diff(sums[rows])
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -1,0 +1,96 @@
+"""The example index: boundaries built once, kept as a fingerprinted, memory-mapped artifact, rebuilt when stale.
+
+In: Tokens and a Recipe. Out: Examples per source. `build_examples` makes them in memory; `open_index` keeps them in
+a folder named by their fingerprint, so that every rank and every later run maps the same file. Processes that start
+together wait for the one that builds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask import artifacts
+from remask.config import fingerprint
+from remask.data.examples import Examples, Recipe, build_blocks, build_sentences
+from remask.data.packing import pack
+from remask.data.pairs import build_pairs
+from remask.data.settings import PAIRS
+from remask.data.tokens import SourceTokens, Tokens
+from remask.errors import DataError
+
+STAGE = "examples"
+_VERSION = 1
+_ARRAYS = {"rows": "<i8", "starts": "<i8", "lengths": "<i4", "sizes": "<i4", "labels": "|i1", "flags": "|u1"}
+
+
+def build_examples(source: SourceTokens, recipe: Recipe) -> Examples:
+    """The rows of one source by the recipe's format."""
+    if recipe.format in PAIRS:
+        return build_pairs(source, recipe)
+    if recipe.format == "fixed-blocks":
+        return build_blocks(source, recipe)
+    examples = build_sentences(source, recipe)
+    return pack(examples, recipe.length) if recipe.pack_documents else examples
+
+
+def open_index(tokens: Tokens, recipe: Recipe, folder: Path | None) -> dict[str, Examples]:
+    """Examples by source, from `folder` (default: beside the prepared folder), built there where missing."""
+    parent = folder or tokens.folder.with_name(f".{tokens.folder.name}.index")
+    identity = {"version": _VERSION, "recipe": asdict(recipe), "split": tokens.split, "prepared": tokens.fingerprint}
+    place = parent / f"{tokens.split}-{recipe.format}-{recipe.length}-{fingerprint(identity)[:16]}"
+    with artifacts.output_errors(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+    with _turn(parent):
+        try:
+            artifact = artifacts.open_artifact(place, STAGE)
+        except (DataError, artifacts.MissingInputError):
+            artifact = artifacts.publish(
+                place,
+                STAGE,
+                lambda aside: _fill(aside, tokens, recipe),
+                config=identity,
+                inputs={"prepared": tokens.fingerprint},
+                replace=True,
+            )
+    return {name: _open(artifact, number, name) for number, name in enumerate(tokens.sources)}
+
+
+def _fill(aside: Path, tokens: Tokens, recipe: Recipe) -> dict[str, Any]:
+    counts: dict[str, Any] = {}
+    for number, (name, source) in enumerate(tokens.sources.items()):
+        examples = build_examples(source, recipe)
+        for array, kind in _ARRAYS.items():
+            if (values := getattr(examples, array)) is not None:
+                values.astype(kind, copy=False).tofile(aside / f"{number}.{array}")
+        counts[name] = examples.counts
+    return counts
+
+
+def _open(artifact: artifacts.Artifact, number: int, name: str) -> Examples:
+    arrays: dict[str, np.ndarray] = {}
+    for array, kind in _ARRAYS.items():
+        path = artifact.folder / f"{number}.{array}"
+        if path.name in artifact.manifest["files"]:
+            mapped = path.stat().st_size > 0
+            arrays[array] = np.memmap(path, kind, mode="r").view(np.ndarray) if mapped else np.zeros(0, kind)
+    return Examples(**arrays, counts=dict(artifact.counts[name]))
+
+
+@contextmanager
+def _turn(folder: Path) -> Iterator[None]:
+    """Ranks of one job come here together: one builds, the others wait and then find it."""
+    with artifacts.output_errors(folder):
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,197 @@
+"""Masks: which text tokens are predicted and what stands there, for a whole batch at once.
+
+In: laid-out rows and one key per row. Out: changed ids, flat positions and true ids. Everything is drawn by
+(key of the row, column), so a mask does not depend on which rows share the batch, nor on padding. The key is
+(seed, source, example, pass): for static and copied masks the pass is taken modulo the number of copies (`mask_pass`).
+Units: tokens; words; n-grams of words (ALBERT: length n with weight 1/n); spans of words (SpanBERT: geometric). A
+row's budget is rate * tokens, the fraction rounded up or down by a draw. Special tokens are never masked nor drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from remask.data import order
+from remask.data.rows import Rows, Vocabulary
+from remask.data.settings import MaskingSettings
+
+_PICK, _BUDGET, _LENGTH, _SHOW, _TOKEN = (order.key_of("masking", name) for name in ("p", "b", "l", "s", "t"))
+_LOW_BITS = np.uint64(20)  # of a drawn rank: replaced by the column, so that no two are equal in a row
+
+
+@dataclass(frozen=True)
+class Masked:
+    """The outcome for a batch: ids as the model sees them, and what it should say where."""
+
+    ids_BS: np.ndarray
+    positions_M: np.ndarray
+    labels_M: np.ndarray
+
+
+def mask_pass(settings: MaskingSettings, passes: np.ndarray) -> np.ndarray:
+    """Static, ten copies and dynamic are one expression."""
+    copies = {"static": 1, "copies": settings.num_copies, "dynamic": 1 << 62}[settings.repeat]
+    return np.asarray(passes) % copies
+
+
+def rate_at(settings: MaskingSettings, progress: float) -> float:
+    """The masking rate when this share of the training is done."""
+    progress = min(max(progress, 0.0), 1.0)
+    if settings.schedule == "constant":
+        return settings.rate
+    moved = progress if settings.schedule == "linear" else (1 - math.cos(math.pi * progress)) / 2
+    return settings.rate + (settings.final_rate - settings.rate) * moved
+
+
+def replacements(vocabulary: Vocabulary) -> np.ndarray:
+    """Ids that may stand in as random tokens: all but the special ones."""
+    allowed = np.ones(vocabulary.vocab_size, bool)
+    allowed[list(vocabulary.special_ids)] = False
+    return np.flatnonzero(allowed)
+
+
+class Masker:
+    """Applies one masking recipe to batches."""
+
+    def __init__(self, settings: MaskingSettings, vocabulary: Vocabulary) -> None:
+        self.settings = settings
+        self._mask_id = vocabulary.mask_id
+        self._allowed = replacements(vocabulary)
+
+    def __call__(self, rows: Rows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray | None) -> Masked:
+        """`starts_word_T` says where words start; needed unless the unit is the token."""
+        if self.settings.unit == "token":
+            chosen, leader = self._choose_tokens(rows, keys_B, rate), None
+        else:
+            assert starts_word_T is not None
+            chosen, leader = self._choose_units(rows, keys_B, rate, starts_word_T)
+        return self._show(rows, keys_B, chosen, leader)
+
+    def _choose_tokens(self, rows: Rows, keys_B: np.ndarray, rate: float) -> np.ndarray:
+        """Flat positions, ascending."""
+        num_rows, width = rows.ids_BS.shape
+        ranks_BS = order.draw((keys_B ^ np.uint64(_PICK))[:, None], np.arange(width))
+        flat = ranks_BS.reshape(-1)
+        if self.settings.count == "independent":
+            return rows.text_T[flat[rows.text_T] < np.uint64(int(rate * 2.0**64))]
+        ranks_BS >>= _LOW_BITS
+        ranks_BS <<= _LOW_BITS
+        ranks_BS |= np.arange(width, dtype=np.uint64)
+        others = np.ones(num_rows * width, bool)
+        others[rows.text_T] = False
+        flat[others] = np.iinfo(np.uint64).max
+        tokens_B = np.bincount(rows.text_T // width, minlength=num_rows)
+        budget_B = _budgets(keys_B, tokens_B, rate)
+        lowest_BS = np.sort(ranks_BS, axis=1)
+        limit_B = lowest_BS[np.arange(num_rows), np.maximum(budget_B - 1, 0)]
+        return np.flatnonzero((ranks_BS <= limit_B[:, None]) & (budget_B > 0)[:, None])
+
+    def _choose_units(
+        self, rows: Rows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Flat positions, and for spans the position of each one's span start (a span is shown as one)."""
+        num_rows, width = rows.ids_BS.shape
+        row_T, column_T = np.divmod(rows.text_T, width)
+        if not len(row_T):
+            return rows.text_T, None
+        starts_T = starts_word_T | rows.starts_piece_T
+        budget_B = _budgets(keys_B, np.bincount(row_T, minlength=num_rows), rate)
+        if self.settings.unit != "word":
+            starts_T = self._join_words(starts_T, row_T, column_T, keys_B)
+        first = np.flatnonzero(starts_T)
+        unit_T = np.cumsum(starts_T) - 1
+        # A unit longer than the whole budget could never be chosen: it counts as several.
+        inside = np.arange(len(row_T)) - first[unit_T]
+        if self.settings.count == "exact":
+            starts_T = inside % np.maximum(budget_B[row_T], 1) == 0
+            first = np.flatnonzero(starts_T)
+            unit_T = np.cumsum(starts_T) - 1
+        lengths = np.diff(np.append(first, len(row_T)))
+        row_U = row_T[first]
+        ranks = order.draw(keys_B[row_U] ^ np.uint64(_PICK), column_T[first])
+        if self.settings.count == "independent":
+            picked = ranks < np.uint64(int(rate * 2.0**64))
+        else:
+            picked = _fill_budgets(row_U, ranks, lengths, budget_B)
+        chosen_T = picked[unit_T]
+        leader = rows.text_T[first][unit_T][chosen_T] if self.settings.unit == "span" else None
+        return rows.text_T[chosen_T], leader
+
+    def _join_words(
+        self, starts_T: np.ndarray, row_T: np.ndarray, column_T: np.ndarray, keys_B: np.ndarray
+    ) -> np.ndarray:
+        """Tile every row with n-grams or spans of words whose lengths are drawn at their first word."""
+        first = np.flatnonzero(starts_T)
+        row_W = row_T[first]
+        row_end = np.searchsorted(row_W, row_W, side="right")
+        drawn = order.uniform(order.draw(keys_B[row_W] ^ np.uint64(_LENGTH), column_T[first]))
+        lengths = np.searchsorted(np.cumsum(self._length_weights()), drawn, side="right") + 1
+        jumps = np.append(np.minimum(np.arange(len(first)) + lengths, row_end), len(first))
+        # Which words are reached from their row's first one: jumps of 1, 2, 4, ... tiles at once.
+        reached = np.zeros(len(first) + 1, bool)
+        reached[np.searchsorted(row_W, np.unique(row_W))] = True
+        for _ in range(len(first).bit_length()):
+            more = reached.copy()
+            more[jumps[reached]] = True
+            if (more == reached).all():
+                break
+            reached, jumps = more, jumps[jumps]
+        tiles = np.zeros_like(starts_T)
+        tiles[first[reached[:-1]]] = True
+        return tiles
+
+    def _length_weights(self) -> np.ndarray:
+        if self.settings.unit == "ngram":
+            weights = 1.0 / np.arange(1, self.settings.max_ngram + 1)
+        else:
+            stop = self.settings.span_stop_prob
+            weights = stop * (1 - stop) ** np.arange(self.settings.max_span)
+        return (weights / weights.sum())[:-1]
+
+    def _show(self, rows: Rows, keys_B: np.ndarray, chosen: np.ndarray, leader: np.ndarray | None) -> Masked:
+        """80/10/10: the mask token, a random token, or the true one."""
+        width = rows.ids_BS.shape[1]
+        ids = rows.ids_BS.reshape(-1).copy()
+        labels = ids[chosen]
+        row, column = np.divmod(chosen, width)
+        keys = keys_B[row]
+        decided = column if leader is None else leader % width
+        show = order.uniform(order.draw(keys ^ np.uint64(_SHOW), decided))
+        bits = order.draw(keys ^ np.uint64(_TOKEN), column)
+        random_from, random_to = self.settings.mask_share, self.settings.mask_share + self.settings.random_share
+        shown = np.where(show < random_from, self._mask_id, labels)
+        is_random = (show >= random_from) & (show < random_to)
+        shown[is_random] = self._allowed[order.below(bits[is_random], len(self._allowed))]
+        ids[chosen] = shown
+        return Masked(ids.reshape(rows.ids_BS.shape), chosen, labels)
+
+
+def _budgets(keys_B: np.ndarray, tokens_B: np.ndarray, rate: float) -> np.ndarray:
+    """How many tokens of each row are predicted: rate * tokens, rounded up as often as its fraction says."""
+    up = order.uniform(order.draw(keys_B ^ np.uint64(_BUDGET), np.zeros(len(keys_B), np.int64)))
+    return np.floor(rate * tokens_B + up).astype(np.int64)
+
+
+def _fill_budgets(row_U: np.ndarray, ranks: np.ndarray, lengths: np.ndarray, budget_B: np.ndarray) -> np.ndarray:
+    """Units in the order of their ranks, each taken if it still fits, as BERT does; all rows at once.
+
+    A round takes what fits in sequence and drops what no longer fits at all: what is left over fits never, so the
+    outcome is that of going through them one by one.
+    """
+    picked = np.zeros(len(row_U), bool)
+    left_B = budget_B.copy()
+    waiting = np.argsort((row_U.astype(np.uint64) << np.uint64(44)) | (ranks >> _LOW_BITS), kind="stable")
+    while len(waiting):
+        row, length = row_U[waiting], lengths[waiting]
+        total = np.cumsum(length)
+        opens = np.append(True, row[1:] != row[:-1])
+        before = (total - length)[opens][np.cumsum(opens) - 1]
+        fits = total - before <= left_B[row]
+        picked[waiting[fits]] = True
+        left_B -= np.bincount(row[fits], length[fits], minlength=len(left_B)).astype(np.int64)
+        waiting = waiting[~fits]
+        waiting = waiting[lengths[waiting] <= left_B[row_U[waiting]]]
+    return picked
