@@ -80,6 +80,10 @@ class Tokenizer:
             _trim_spaces(text, spans)
         return np.array(encoding.ids, np.int32), spans
 
+    def library_encoding(self, text: str) -> tokenizers.Encoding:
+        """All that the tokenizers library says about a text, without special tokens."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
     def encode_marked(self, text: str) -> np.ndarray:
         """Ids of a text in which the mask's name, and the spaces before it, stand for the mask."""
         ids: list[np.ndarray] = []

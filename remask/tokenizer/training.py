@@ -27,6 +27,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from remask import artifacts
 from remask.errors import DataError
+from remask.tokenizer.bulk import ODD_SPACE, Blocks, pieces_of
 from remask.tokenizer.codec import BYTE_OF_LETTER, LETTER_OF_BYTE, Tokenizer
 from remask.tokenizer.foreign import byte_bpe
 from remask.tokenizer.settings import NUM_BYTES, NUM_SPECIALS, TokenizerSettings
@@ -38,7 +39,6 @@ SAMPLE_MERGES = 300
 # Beyond this much text all counts are divided alike: the trainers want words, not counts, and hold them in memory.
 TRAINING_BYTES = 256_000_000
 _OPEN_FILES = 200  # merged at a time
-_ODD_SPACE = re.compile(r"\s\s|[^\S ]|^ | $")
 _WHITE = re.compile(r"^\s|\s$")
 _ENTRY = struct.Struct("<IQ")
 
@@ -48,56 +48,36 @@ _ENTRY = struct.Struct("<IQ")
 
 @dataclass(frozen=True)
 class CountTask:
-    """Count the words of some texts into `out`: lines (newlines yield no token) or whole documents."""
+    """Count the words of some documents into the file `out`."""
 
-    texts: Any  # picklable, iterating over str
+    blocks: Blocks
     out: Path
     settings: TokenizerSettings
-    use_gigatoken: bool
+    fast: bool
 
 
 def count_words(task: CountTask) -> int:
     """Writes (word, count) sorted by word; returns the bytes of text read. For run_tasks."""
-    read = 0
     counts: Counter[bytes] = Counter()
-    count = _count_bert if task.settings.kind == "wordpiece" else _count_fast if task.use_gigatoken else _count_plain
-    for block in _blocks(task.texts, task.settings.newlines):
-        read += sum(len(line) for line in block)
-        counts.update(count(block, task.settings))
+    for data, offsets, _ in task.blocks:
+        counts.update(count_pieces(pieces_of(data, offsets, task.settings.newlines), task.settings, task.fast))
     write_counts(task.out, sorted(_cut(counts, task.settings.max_word_bytes).items()))
-    return read
+    return task.blocks.num_bytes
 
 
-def _blocks(texts: Iterable[str], newlines: str, characters: int = 4_000_000) -> Iterator[list[str]]:
-    """Pieces that are encoded by themselves, some megabytes at a time."""
-    block: list[str] = []
-    size = 0
-    for text in texts:
-        block += pieces_of(text, newlines)
-        size += len(text)
-        if size >= characters:
-            yield block
-            block, size = [], 0
-    if block:
-        yield block
+def count_pieces(pieces: Sequence[bytes], settings: TokenizerSettings, fast: bool) -> Counter[bytes]:
+    """The words of texts that are encoded by themselves; `fast`: with gigatoken."""
+    if settings.kind == "wordpiece":
+        return _count_bert(pieces, settings)
+    return _count_fast(pieces) if fast else _count_plain(pieces)
 
 
-def pieces_of(text: str, newlines: str) -> list[str]:
-    """What is encoded by itself: each line without the space around it, or the whole document."""
-    if newlines == "none":
-        return [line for part in text.split("\n") if (line := part.strip(ASCII_SPACE))]
-    return [text.replace("\n", " ").strip(ASCII_SPACE) if newlines == "space" else text]
-
-
-ASCII_SPACE = " \t\n\r\x0b\x0c"
-
-
-def _count_plain(lines: Sequence[str], settings: TokenizerSettings) -> Counter[bytes]:
+def _count_plain(pieces: Sequence[bytes]) -> Counter[bytes]:
     """With the pre-tokenizer of record. It is slow, but what stands between two single spaces is cut the same way
     wherever it occurs, so each distinct piece is cut once."""
     chunks: Counter[str] = Counter()
-    for line in lines:
-        if _ODD_SPACE.search(line):
+    for line in map(bytes.decode, pieces):
+        if ODD_SPACE.search(line):
             chunks[line] += 1
         else:
             first, *rest = line.split(" ")
@@ -111,17 +91,17 @@ def _count_plain(lines: Sequence[str], settings: TokenizerSettings) -> Counter[b
     return Counter({bytes(BYTE_OF_LETTER[c] for c in word): count for word, count in counts.items()})
 
 
-def _count_fast(lines: Sequence[str], settings: TokenizerSettings) -> Counter[bytes]:
+def _count_fast(pieces: Sequence[bytes]) -> Counter[bytes]:
     from gigatoken.gigatoken_rs import pretokenized_counts
 
     with _silence():
-        return Counter(dict(pretokenized_counts(b"\xff".join(line.encode() for line in lines), b"\xff")))
+        return Counter(dict(pretokenized_counts(b"\xff".join(pieces), b"\xff")))
 
 
-def _count_bert(lines: Sequence[str], settings: TokenizerSettings) -> Counter[bytes]:
+def _count_bert(pieces: Sequence[bytes], settings: TokenizerSettings) -> Counter[bytes]:
     """BERT's normalisation and cutting look at one white-space word at a time: each distinct one is done once."""
     words: Counter[str] = Counter()
-    for line in lines:
+    for line in map(bytes.decode, pieces):
         words.update(line.split())
     normalize = _bert_normalizer(settings).normalize_str
     cut = pre_tokenizers.BertPreTokenizer().pre_tokenize_str
@@ -330,21 +310,24 @@ def _bert_normalizer(settings: TokenizerSettings) -> normalizers.BertNormalizer:
 
 
 def _train_wordpiece(words: list[tuple[bytes, int]], settings: TokenizerSettings) -> Tokenizer:
+    """The trainer numbers characters, and breaks ties by those numbers, in hash order; so it is handed all of them,
+    at a word's start and inside (`##`), as if they were special tokens."""
     letters: Counter[str] = Counter()
+    inside: set[str] = set()
     for word, count in words:
-        for letter in word.decode():
+        text = word.decode()
+        inside.update(text[1:])
+        for letter in text:
             letters[letter] += count
-    # The trainer breaks ties among rare characters by hash order; so it is handed the alphabet.
-    kept = sorted(letters, key=lambda letter: (-letters[letter], letter))[:BERT_ALPHABET]
-    room = max(1, (settings.vocab_size - len(BERT_SPECIALS)) // 2)  # each may stand at a start or inside a word
-    kept = sorted(kept[:room])
+    room = min(BERT_ALPHABET, (settings.vocab_size - len(BERT_SPECIALS)) // 2)
+    kept = sorted(sorted(letters, key=lambda letter: (-letters[letter], letter))[:room])
     library = Library(models.WordPiece(unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
         vocab_size=settings.vocab_size,
         initial_alphabet=kept,
         limit_alphabet=len(kept),
-        special_tokens=list(BERT_SPECIALS),
+        special_tokens=[*BERT_SPECIALS, *kept, *(f"##{letter}" for letter in kept if letter in inside)],
         show_progress=False,
     )
     library.train_from_iterator(_as_texts(words), trainer)
@@ -352,4 +335,6 @@ def _train_wordpiece(words: list[tuple[bytes, int]], settings: TokenizerSettings
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix="##")
     library.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return Tokenizer(json.loads(library.to_str()))
+    description = json.loads(library.to_str())
+    description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] in BERT_SPECIALS]
+    return Tokenizer(description)

@@ -1,0 +1,453 @@
+"""`remask prepare`: raw files -> documents -> vocabulary -> token shards, published as one PREPARED folder.
+
+Every step keeps what it finished in a work folder beside OUT (`.NAME.work`), so a run killed at any moment goes on
+with the same command and ends with the same bytes; the folder goes when OUT is published. The result depends on
+inputs, settings and seed alone, not on workers, engine or accelerator. Not here: how any step works (text/,
+tokenizer/, data/tokens).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from pydantic import model_validator
+
+from remask import artifacts
+from remask.commands import Common, common_options
+from remask.config import Config, differences, dump, setting
+from remask.data.tokens import STAGE, ShardWriter
+from remask.documents import Documents, read_documents
+from remask.errors import ConfigError, DataError, OutputError, UsageError
+from remask.progress import Progress
+from remask.text.build import DROPS, build_documents
+from remask.text.settings import TextSettings
+from remask.tokenizer import Tokenizer, load_tokenizer
+from remask.tokenizer.bulk import BlockEncoder, Blocks, Newlines, agrees, pieces_of, plan_blocks
+from remask.tokenizer.settings import TokenizerSettings
+from remask.workers import Engine, num_cores, run_tasks
+
+CHECK_BYTES = 200_000  # of the user's text, on which gigatoken must agree before it is used at all
+SHARD_CHECK_BYTES = 20_000  # and again at the start of every shard
+SMALL_MEGABYTES = 4  # less is done sooner than processes start
+_IDENTITY = "identity.json"
+_NOT_IN_RESULT = ("workers", "engine")  # and tokenizer.accelerator: they change the time, never the bytes
+
+
+class PrepareRun(Config):
+    """A whole preparation."""
+
+    seed: int = setting(0, "The one seed that everything random follows from.", ge=0)
+    text: TextSettings = TextSettings()
+    tokenizer: TokenizerSettings = TokenizerSettings()
+    workers: int = setting(0, "Processes (with ray: tasks at a time at least); 0: one for each core.", ge=0)
+    engine: Engine = setting("local", "Processes of this machine, or the Ray cluster of RAY_ADDRESS.")
+
+    @model_validator(mode="after")
+    def _newlines_fit(self) -> PrepareRun:
+        if self.text.sentences.newline == "space" and self.tokenizer.newlines == "none":
+            raise ValueError("text.sentences.newline = space needs tokenizer.newlines = space or token")
+        return self
+
+
+@click.command(short_help="Raw files -> documents, a vocabulary and token shards.")
+@click.argument("paths", nargs=-1, metavar="RUN.yaml | PATH…")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to make.")
+@click.option("--vocab-size", type=int, help="Train a vocabulary of this many entries.")
+@click.option("--tokenizer", "existing", type=click.Path(), help="Use this vocabulary: a folder or file.")
+@click.option("--workers", type=int, help="Processes; 0: one for each core.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), help="This machine, or a Ray cluster.")
+@common_options
+def command(
+    paths: tuple[str, ...],
+    out: Path,
+    vocab_size: int | None,
+    existing: str | None,
+    workers: int | None,
+    engine: str | None,
+    common: Common,
+) -> None:
+    """Prepare RUN.yaml, or the files, folders and globs PATH… (also - for stdin, hf:NAME, pydocs:), into --out."""
+    file = Path(paths[0]) if len(paths) == 1 and paths[0].endswith((".yaml", ".yml")) else None
+    if vocab_size is not None and existing is not None:
+        raise UsageError("--vocab-size trains a vocabulary and --tokenizer brings one: give one of them")
+    sources = None if file or not paths else [{"name": "corpus", "paths": list(paths)}]
+    built = common.build(
+        PrepareRun,
+        file,
+        text__sources=sources,
+        tokenizer__vocab_size=vocab_size,
+        tokenizer__path=existing,
+        workers=workers,
+        engine=engine,
+    )
+    told = [change for change in built.differences if sources is None or change[0] != "text.sources"]
+    common.show_differences(replace(built, differences=told))
+    if common.dry_run:
+        _check_vocabulary(built.run)
+        return
+    result = main(built.run, out, progress=common.progress, allow_change=common.allow_change)
+    common.result(
+        result, f"{out}: {result['documents']:,} documents, {result['tokens']:,} tokens; remask inspect {out}"
+    )
+
+
+def main(run: PrepareRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> dict[str, Any]:
+    """Make OUT, or go on with it. Returns the counts, the vocabulary's size and the seconds of each step."""
+    out = out.absolute()
+    work = out.with_name(f".{out.name}.work")
+    _check_vocabulary(run)
+    with artifacts.lock(work):
+        seconds: dict[str, float] = {}
+        artifact = _finished(run, out, progress)
+        if artifact is None:
+            _claim(work, run, allow_change)
+            documents = _timed(seconds, "documents", lambda: _make_documents(run, work / "documents", progress))
+            tokenizer = _timed(seconds, "vocabulary", lambda: _make_vocabulary(run, documents, work, progress))
+            shards = _timed(seconds, "tokens", lambda: _make_shards(run, documents, tokenizer, work, progress))
+            counts = _counts(documents, tokenizer, shards, work)
+            shutil.copyfile(documents.artifact.path(DROPS), work / "prepared" / DROPS)
+            artifact = artifacts.publish_filled(
+                work / "prepared",
+                out,
+                STAGE,
+                counts=counts,
+                config=_config(run),
+                inputs={"documents": documents.artifact.fingerprint},
+            )
+            progress.say(_summary(out, counts))
+    shutil.rmtree(work, ignore_errors=True)
+    return {"out": str(out), "fingerprint": artifact.fingerprint, **artifact.counts, "seconds": seconds}
+
+
+def _timed(seconds: dict[str, float], name: str, step: Any) -> Any:
+    start = time.monotonic()
+    result = step()
+    seconds[name] = round(time.monotonic() - start, 3)
+    return result
+
+
+# ------------------------------------------------------------------------------------------ one run per folder
+
+
+def _config(run: PrepareRun) -> dict[str, Any]:
+    """What the result depends on."""
+    config = {key: value for key, value in dump(run).items() if key not in _NOT_IN_RESULT}
+    config["tokenizer"] = {key: value for key, value in config["tokenizer"].items() if key != "accelerator"}
+    for source in config["text"]["sources"]:
+        source["paths"] = sorted(set(source["paths"]))
+    return config
+
+
+def _check_vocabulary(run: PrepareRun) -> None:
+    """A vocabulary that cannot be read is better known before hours of reading text."""
+    if not run.text.sources:
+        raise ConfigError("text.sources: nothing to prepare; name files, folders or pydocs:")
+    if run.tokenizer.path is not None:
+        load_tokenizer(run.tokenizer.path)
+
+
+def _finished(run: PrepareRun, out: Path, progress: Progress) -> artifacts.Artifact | None:
+    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
+        return None
+    if not (out / artifacts.MANIFEST).is_file():
+        raise OutputError(f"{out}: exists and is not of remask; choose another --out or remove it")
+    artifact = artifacts.open_artifact(out, STAGE)
+    if changed := differences(artifact.manifest["config"], _config(run)):
+        raise ConfigError(f"{out}: was prepared with {_changes(changed)}; choose another --out or remove it")
+    progress.say(f"{out}: already prepared with these settings; remove it to prepare again")
+    return artifact
+
+
+def _claim(work: Path, run: PrepareRun, allow_change: Sequence[str]) -> None:
+    """What an unfinished run left is gone on with if the settings are the same; a change must be named as allowed,
+    and then the work starts over."""
+    path = work / _IDENTITY
+    if path.is_file():
+        changed = differences(json.loads(path.read_bytes()), _config(run))
+        refused = [change for change in changed if not any(_names(change[0], key) for key in allow_change)]
+        if refused:
+            raise ConfigError(
+                f"{work}: an unfinished run stands here with {_changes(refused)}; "
+                f"--allow-change {','.join(change[0] for change in refused)} starts over, or choose another --out"
+            )
+        if changed:
+            _clear(work)
+    artifacts.write_json(path, _config(run))
+    for name in ("counts", "facts", "prepared"):
+        (work / name).mkdir(exist_ok=True)
+
+
+def _names(key: str, allowed: str) -> bool:
+    return key == allowed or key.startswith(f"{allowed}.")
+
+
+def _changes(changed: Sequence[tuple[str, Any, Any]]) -> str:
+    words = [f"{key} = {json.dumps(old)}, not {json.dumps(new)}" for key, old, new in changed[:3]]
+    return "; ".join(words) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+
+
+def _clear(work: Path) -> None:
+    for path in work.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+# -------------------------------------------------------------------------------------------------- documents
+
+
+def _make_documents(run: PrepareRun, folder: Path, progress: Progress) -> Documents:
+    def build() -> None:
+        build_documents(run.text, folder, seed=run.seed, workers=_workers(run), engine=run.engine, progress=progress)
+
+    try:
+        build()
+    except OutputError as error:
+        if not (folder / artifacts.MANIFEST).is_file():
+            raise
+        progress.warn(f"the files changed since the run that is gone on with: starting over ({error})")
+        _clear(folder.parent)
+        for name in ("counts", "facts", "prepared"):
+            (folder.parent / name).mkdir(exist_ok=True)
+        build()
+    return read_documents(folder)
+
+
+def _workers(run: PrepareRun) -> int:
+    return run.workers or num_cores()
+
+
+# ------------------------------------------------------------------------------------------------- vocabulary
+
+
+def _make_vocabulary(run: PrepareRun, documents: Documents, work: Path, progress: Progress) -> Tokenizer:
+    folder, facts = work / "prepared" / "tokenizer", work / "vocabulary.json"
+    if facts.is_file():
+        tokenizer = load_tokenizer(folder)
+        if tokenizer.fingerprint == json.loads(facts.read_bytes())["fingerprint"]:
+            return tokenizer
+    path = run.tokenizer.path
+    tokenizer = load_tokenizer(path) if path else _train(run, documents, work, progress)
+    shutil.rmtree(folder, ignore_errors=True)
+    tokenizer.save(folder)
+    artifacts.write_json(facts, {"fingerprint": tokenizer.fingerprint})
+    return tokenizer
+
+
+def _train(run: PrepareRun, documents: Documents, work: Path, progress: Progress) -> Tokenizer:
+    from remask.tokenizer import training
+
+    settings = run.tokenizer
+    portions = plan_blocks(documents.of("train"))
+    fast = _fast_counting(settings, portions, progress)
+    tasks = [
+        training.CountTask(portion, work / "counts" / f"{portion.shard.name}.{portion.first}", settings, fast)
+        for portion in portions
+    ]
+    waiting = [task for task in tasks if not task.out.is_file()]
+    with progress.stage("count words", _megabytes(tasks), "MB") as stage:
+        stage.resume_at(_megabytes(tasks) - _megabytes(waiting))
+        run_tasks(
+            training.count_words,
+            waiting,
+            workers=_workers(run) if _megabytes(waiting) > SMALL_MEGABYTES else 1,
+            engine=run.engine,
+            on_done=lambda _, num_bytes: stage.advance(num_bytes / 1e6),
+        )
+    with progress.stage("train vocabulary") as stage:
+        words, distinct = training.merge_counts([task.out for task in tasks], settings.max_distinct_words)
+        fast = fast and training.gigatoken_agrees(words)
+        stage.note = f"{distinct:,} distinct words"
+        tokenizer = training.train_tokenizer(words, settings, fast)
+    if tokenizer.vocab_size < settings.vocab_size:
+        progress.warn(
+            f"the text gives a vocabulary of {tokenizer.vocab_size:,} entries, not of {settings.vocab_size:,}; "
+            "more text or a smaller --vocab-size would agree"
+        )
+    return tokenizer
+
+
+def _megabytes(tasks: Sequence[Any]) -> float:
+    return sum(task.blocks.num_bytes for task in tasks) / 1e6
+
+
+def _fast_counting(settings: TokenizerSettings, portions: Sequence[Blocks], progress: Progress) -> bool:
+    """Whether gigatoken is there, wanted, and cuts this text into the same words."""
+    from remask.tokenizer import training
+
+    if settings.kind != "byte-bpe" or not _accelerator(settings, progress):
+        return False
+    sample = _sample(portions, settings.newlines, CHECK_BYTES)
+    try:
+        same = training.count_pieces(sample, settings, True) == training.count_pieces(sample, settings, False)
+    except Exception:  # another library's panic of any kind means: do not use it
+        same = False
+    if not same:
+        progress.warn("gigatoken cuts this text differently from tokenizers: going on without it, more slowly")
+    return same
+
+
+def _accelerator(settings: TokenizerSettings, progress: Progress) -> bool:
+    if settings.accelerator == "none":
+        return False
+    try:
+        import gigatoken  # noqa: F401
+    except ImportError:
+        progress.detail("gigatoken is not installed; pip install 'remask[fast]' makes this step faster")
+        return False
+    return True
+
+
+def _sample(portions: Sequence[Blocks], newlines: Newlines, num_bytes: int) -> list[bytes]:
+    """Pieces from the start of up to eight portions spread over the corpus."""
+    chosen = [portions[i] for i in sorted({int(i) for i in np.linspace(0, len(portions) - 1, 8)})] if portions else []
+    sample: list[bytes] = []
+    for portion in chosen:
+        shard, size, last = portion.shard, num_bytes // len(chosen), portion.first
+        while last < portion.last and shard.offsets[last] - shard.offsets[portion.first] < size:
+            last += 1
+        for data, offsets, _ in Blocks(shard, portion.first, last):
+            sample += _head(pieces_of(data, offsets, newlines), size)
+    return sample
+
+
+def _head(pieces: Sequence[bytes], num_bytes: int) -> list[bytes]:
+    """The first pieces, as many as fit, at least one."""
+    total = np.cumsum([len(piece) for piece in pieces])
+    return list(pieces[: int(np.searchsorted(total, num_bytes)) + 1])
+
+
+# --------------------------------------------------------------------------------------------------- tokens
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One portion of documents into one token shard in `folder`; facts and histogram of ids beside `facts`."""
+
+    blocks: Blocks
+    name: str
+    tokenizer_folder: Path
+    folder: Path
+    facts: Path
+    newlines: Newlines
+    fast: bool
+
+
+def make_shard(task: ShardTask) -> dict[str, Any]:
+    """Writes the shard, then its facts, which make it count. For run_tasks."""
+    tokenizer = _tokenizer(task.tokenizer_folder)
+    encoder, fell_back = None, False
+    writer = ShardWriter(task.folder, task.name, tokenizer.vocab_size)
+    histogram = np.zeros(tokenizer.vocab_size, np.int64)
+    for data, offsets, sentences in task.blocks:
+        if encoder is None:
+            sample = _head(pieces_of(data, offsets, task.newlines), SHARD_CHECK_BYTES)
+            fell_back = task.fast and bool(sample) and not agrees(tokenizer, sample)
+            encoder = _encoder(task.tokenizer_folder, task.newlines, task.fast and not fell_back)
+        block = encoder.encode(data, offsets, sentences)
+        writer.add_many(block.ids, block.document_offsets, block.sentence_starts, block.word_starts, len(data))
+        histogram += np.bincount(block.ids, minlength=tokenizer.vocab_size)
+    facts = writer.close()
+    for file in task.folder.glob(f"{task.name}.*"):
+        artifacts.sync_file(file)
+    np.save(task.facts.with_suffix(".npy"), histogram)
+    artifacts.write_json(task.facts, facts)
+    return {**facts, "fell_back": fell_back}
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder)
+
+
+@lru_cache(maxsize=2)
+def _encoder(folder: Path, newlines: Newlines, fast: bool) -> BlockEncoder:
+    return BlockEncoder(_tokenizer(folder), newlines, fast)
+
+
+def _make_shards(
+    run: PrepareRun, documents: Documents, tokenizer: Tokenizer, work: Path, progress: Progress
+) -> list[dict[str, Any]]:
+    portions = [portion for split in ("train", "heldout") for portion in plan_blocks(documents.of(split))]
+    fast = _fast_encoding(run.tokenizer, tokenizer, portions, progress)
+    numbers: dict[str, int] = {}
+    tasks = []
+    for portion in portions:
+        series = f"{portion.shard.source}.{portion.shard.split}"
+        number = numbers[series] = numbers.get(series, -1) + 1
+        name = f"{series}.{number:05d}"
+        facts = work / "facts" / f"{name}.json"
+        prepared = work / "prepared"
+        tasks.append(ShardTask(portion, name, prepared / "tokenizer", prepared, facts, run.tokenizer.newlines, fast))
+    waiting = [task for task in tasks if not task.facts.is_file()]
+    with progress.stage("tokenise", _megabytes(tasks), "MB") as stage:
+        stage.resume_at(_megabytes(tasks) - _megabytes(waiting))
+
+        def on_done(_: int, facts: Mapping[str, Any]) -> None:
+            stage.advance(facts["bytes"] / 1e6)
+            if facts["fell_back"]:
+                progress.warn(f"{facts['name']}: gigatoken gave other ids than tokenizers; encoded without it")
+
+        workers = _workers(run) if _megabytes(waiting) > SMALL_MEGABYTES else 1
+        run_tasks(make_shard, waiting, workers=workers, engine=run.engine, on_done=on_done)
+    _tokenizer.cache_clear()
+    _encoder.cache_clear()
+    return [json.loads(task.facts.read_bytes()) for task in tasks]
+
+
+def _fast_encoding(
+    settings: TokenizerSettings, tokenizer: Tokenizer, portions: Sequence[Blocks], progress: Progress
+) -> bool:
+    if tokenizer.kind != "byte-bpe" or not _accelerator(settings, progress):
+        return False
+    same = agrees(tokenizer, _sample(portions, settings.newlines, CHECK_BYTES))
+    if not same:
+        progress.warn("gigatoken gives this text other ids than tokenizers: going on without it, more slowly")
+    return same
+
+
+# --------------------------------------------------------------------------------------------------- the result
+
+
+def _counts(documents: Documents, tokenizer: Tokenizer, shards: list[dict[str, Any]], work: Path) -> dict[str, Any]:
+    histograms = {split: np.zeros(tokenizer.vocab_size, np.int64) for split in ("train", "heldout")}
+    for shard in shards:
+        histograms[shard["split"]] += np.load(work / "facts" / f"{shard['name']}.npy")
+    totals = {key: sum(shard[key] for shard in shards) for key in ("documents", "sentences", "tokens", "bytes")}
+    if totals["tokens"] == 0:
+        raise DataError("no token is left: the corpus is too small for these settings")
+    source = documents.counts
+    return {
+        **totals,
+        "read": source["read"],
+        "dropped": source["dropped"],
+        "sources": source["sources"],
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.fingerprint,
+        "unigram_nats": unigram_nats(histograms["train"], histograms["heldout"]),
+        "shards": shards,
+    }
+
+
+def unigram_nats(train: np.ndarray, heldout: np.ndarray) -> float | None:
+    """Cross-entropy on held-out tokens of train's id frequencies plus one each: what knowing no context costs."""
+    if heldout.sum() == 0:
+        return None
+    log_probs = np.log(train + 1.0) - np.log(train.sum() + len(train))
+    return round(float(-(heldout * log_probs).sum() / heldout.sum()), 6)
+
+
+def _summary(out: Path, counts: Mapping[str, Any]) -> str:
+    kinds = "tokens of 2 bytes" if counts["vocab_size"] <= 1 << 16 else "tokens of 4 bytes"
+    return (
+        f"{out}: {counts['documents']:,} documents, {counts['tokens']:,} {kinds}, "
+        f"{counts['bytes'] / counts['tokens']:.2f} bytes a token"
+    )

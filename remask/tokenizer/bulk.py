@@ -1,0 +1,253 @@
+"""Blocks of documents -> ids with document, sentence and word starts, as fast as the machine allows.
+
+A document's pieces are its lines (newlines = none, the default: what RoBERTa's preprocessing fed its encoder) or the
+whole document; each piece gets exactly the ids that the tokenizer gives it alone. Three ways to the same ids:
+gigatoken (extra `fast`, used only after it agreed on the user's own text), a table of words already seen (what stands
+between two single spaces is encoded alike wherever it occurs), and the tokenizers library itself for any other kind
+of vocabulary. Not here: files and processes (commands/prepare.py), and the rule for words (words.py).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from remask.documents import DocumentShard
+from remask.errors import DataError
+from remask.tokenizer import words
+from remask.tokenizer.codec import Tokenizer
+
+Newlines = Literal["none", "token", "space"]
+BLOCK_BYTES = 4_000_000  # encoded at a time
+MIN_PORTION_BYTES, MAX_PORTION_BYTES = 4_000_000, 64_000_000  # of a task, and of a token shard
+MAX_WORDS_SEEN = 400_000  # about 100 MB
+# Spaces that may not be cut at: only single plain ones between words are sure to start a pre-token.
+ODD_SPACE = re.compile(r"\s\s|[^\S ]|^ | $")
+_IS_SPACE = np.zeros(256, bool)
+_IS_SPACE[[9, 10, 11, 12, 13, 32]] = True
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Documents that stand one after the other in `ids`; every index counts from its start."""
+
+    ids: np.ndarray
+    document_offsets: np.ndarray
+    sentence_starts: np.ndarray
+    word_starts: np.ndarray
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Documents `first` to `last` of a shard, some megabytes at a time. Pickles as names, for worker processes."""
+
+    shard: DocumentShard
+    first: int
+    last: int
+
+    def __iter__(self) -> Iterator[tuple[bytes, np.ndarray, np.ndarray]]:
+        """(bytes, D+1 byte offsets of the documents in them, byte offsets of the sentences)"""
+        offsets, sentences = self.shard.offsets, self.shard.all_sentence_starts
+        low = self.first
+        while low < self.last:
+            high = int(np.searchsorted(offsets, offsets[low] + BLOCK_BYTES, side="right")) - 1
+            high = min(max(high, low + 1), self.last)
+            begin, end = int(offsets[low]), int(offsets[high])
+            inside = slice(*np.searchsorted(sentences, [begin, end]))
+            data = self.shard.data[begin:end].tobytes()
+            yield data, np.asarray(offsets[low : high + 1]) - begin, np.asarray(sentences[inside]) - begin
+            low = high
+
+    @property
+    def num_bytes(self) -> int:
+        return int(self.shard.offsets[self.last] - self.shard.offsets[self.first])
+
+
+def plan_blocks(shards: Sequence[DocumentShard]) -> list[Blocks]:
+    """Portions of work: enough of them to share out evenly, cut the same way whoever does the work."""
+    total = sum(shard.num_bytes for shard in shards)
+    size = min(MAX_PORTION_BYTES, max(MIN_PORTION_BYTES, total // 64))
+    portions: list[Blocks] = []
+    for shard in shards:
+        first = 0
+        while first < len(shard):
+            last = int(np.searchsorted(shard.offsets, shard.offsets[first] + size, side="left"))
+            last = min(max(last, first + 1), len(shard))
+            portions.append(Blocks(shard, first, last))
+            first = last
+    return portions
+
+
+# ---------------------------------------------------------------------------------------- pieces -> ids, three ways
+
+
+class WordTable:
+    """Byte-level BPE by looking words up; words not seen before are asked of the tokenizers library."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._type = np.dtype("<u2") if tokenizer.vocab_size <= 1 << 16 else np.dtype("<u4")
+        self._tokenizer = tokenizer
+        self._seen: dict[str, bytes] = {}
+
+    def encode(self, pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of all pieces, one after the other, and how many each has."""
+        texts = [piece.decode() for piece in pieces]
+        cut = [[text] if ODD_SPACE.search(text) else text.replace(" ", "\n ").split("\n") for text in texts]
+        if len(self._seen) > MAX_WORDS_SEEN:
+            self._seen.clear()
+        new = list(set().union(*cut).difference(self._seen))
+        for word, ids in zip(new, self._tokenizer.encode_batch(new), strict=True):
+            self._seen[word] = ids.astype(self._type).tobytes()
+        look_up = self._seen.__getitem__
+        found = [b"".join(map(look_up, words)) for words in cut]
+        counts = np.fromiter(map(len, found), np.int64, len(found)) // self._type.itemsize
+        return np.frombuffer(b"".join(found), self._type), counts
+
+
+class Gigatoken:
+    """The same by gigatoken, on one thread."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        import gigatoken
+
+        # Without the added tokens: what looks like one in a corpus is text.
+        plain = {**tokenizer.description, "added_tokens": [], "post_processor": None}
+        self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(plain))
+
+    def encode(self, pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        if not pieces:
+            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        layout: Any = self._tokenizer.encode_batch(list(pieces), parallel=False).layout
+        offsets = np.asarray(layout.offsets.data)
+        return np.asarray(layout.content.data)[offsets[0] : offsets[-1]], np.diff(offsets)
+
+
+def agrees(tokenizer: Tokenizer, pieces: Sequence[bytes]) -> bool:
+    """Whether gigatoken gives these pieces the ids that the tokenizers library gives them."""
+    try:
+        ids, counts = Gigatoken(tokenizer).encode(pieces)
+    except Exception:  # another library's panic of any kind, or its absence, means: do not use it
+        return False
+    expected = tokenizer.encode_batch([piece.decode() for piece in pieces])
+    return np.array_equal(counts, [len(item) for item in expected]) and np.array_equal(ids, np.concatenate(expected))
+
+
+# ----------------------------------------------------------------------------------------------- blocks of documents
+
+
+class BlockEncoder:
+    """Documents as bytes -> Encoded. `fast`: through gigatoken, for byte-level BPE only."""
+
+    def __init__(self, tokenizer: Tokenizer, newlines: Newlines, fast: bool) -> None:
+        self.tokenizer, self._newlines = tokenizer, newlines
+        assert not fast or tokenizer.kind == "byte-bpe"
+        if tokenizer.kind == "byte-bpe":
+            self._pieces = Gigatoken(tokenizer) if fast else WordTable(tokenizer)
+            self._starts = words.TokenStarts(tokenizer.token_bytes)
+            self._lengths = tokenizer.token_lengths
+
+    def encode(self, data: bytes, offsets: np.ndarray, sentences: np.ndarray) -> Encoded:
+        """`offsets`: D+1 byte offsets of documents in `data`; `sentences`: byte offsets of their first characters."""
+        if self._newlines == "space":
+            data = data.replace(b"\n", b" ")
+        text = np.frombuffer(data, np.uint8)
+        begins, ends = cut_pieces(text, offsets, self._newlines)
+        pieces = _slices(data, begins, ends)
+        if self.tokenizer.kind != "byte-bpe":
+            return self._by_library(pieces, begins, offsets, sentences, text)
+        ids, counts = self._pieces.encode(pieces)
+        firsts = np.cumsum(counts) - counts
+        lengths = self._lengths[ids]
+        ahead = np.cumsum(lengths)
+        if len(begins):
+            total = np.append(ahead, 0)[firsts + counts - 1] - (ahead - lengths)[firsts]
+            if not np.array_equal(total, ends - begins):
+                raise DataError("the vocabulary does not give back the bytes of a text: not a byte-level one")
+        places = ahead - lengths + np.repeat(begins - (ahead - lengths)[firsts], counts)
+        pre, starts = self._starts.find(ids, places, text, firsts)
+        return _assemble(ids, counts, begins, offsets, places, pre, starts, _word_places(sentences, text))
+
+    def _by_library(
+        self, pieces: list[bytes], begins: np.ndarray, offsets: np.ndarray, sentences: np.ndarray, text: np.ndarray
+    ) -> Encoded:
+        ids, counts, places, pre, starts = [], [], [], [], []
+        for piece, begin in zip(pieces, begins.tolist(), strict=True):
+            line = piece.decode()
+            encoding = self.tokenizer.library_encoding(line)
+            spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            width = np.array([0, *(len(c.encode()) for c in line)], np.int64).cumsum() + begin
+            numbers = np.array([-1 if n is None else n for n in encoding.word_ids], np.int64)
+            ids.append(np.array(encoding.ids, np.int64))
+            counts.append(len(encoding.ids))
+            places.append(width[spans[:, 0]])
+            pre.append(np.diff(numbers, prepend=-1) != 0)
+            starts.append(words.token_word_starts(line, spans))
+        joined = [np.concatenate(part) if part else np.zeros(0, np.int64) for part in (ids, places, pre, starts)]
+        count = np.array(counts, np.int64)
+        return _assemble(
+            joined[0], count, begins, offsets, joined[1], joined[2].astype(bool), joined[3].astype(bool), sentences
+        )
+
+
+def cut_pieces(text: np.ndarray, offsets: np.ndarray, newlines: Newlines) -> tuple[np.ndarray, np.ndarray]:
+    """Begin and end of what is encoded by itself, without the ASCII white space around it, empty ones left out."""
+    begins, ends = np.asarray(offsets[:-1], np.int64), np.asarray(offsets[1:], np.int64)
+    if newlines == "none":
+        breaks = np.flatnonzero(text == 10)
+        begins = np.union1d(begins, breaks + 1)
+        begins = begins[begins < len(text)]
+        stops = np.union1d(breaks, ends)
+        ends = stops[np.searchsorted(stops, begins)]
+    begins, ends = begins[begins < ends], ends[begins < ends]
+    if newlines == "token":
+        return begins, ends
+    while len(white := np.flatnonzero((begins < ends) & _IS_SPACE[text[np.minimum(begins, len(text) - 1)]])):
+        begins[white] += 1
+    while len(white := np.flatnonzero((begins < ends) & _IS_SPACE[text[ends - 1]])):
+        ends[white] -= 1
+    return begins[begins < ends], ends[begins < ends]
+
+
+def pieces_of(data: bytes, offsets: np.ndarray, newlines: Newlines) -> list[bytes]:
+    """What is encoded by itself, as BlockEncoder does it."""
+    data = data.replace(b"\n", b" ") if newlines == "space" else data
+    return _slices(data, *cut_pieces(np.frombuffer(data, np.uint8), offsets, newlines))
+
+
+def _slices(data: bytes, begins: np.ndarray, ends: np.ndarray) -> list[bytes]:
+    return [data[begin:end] for begin, end in zip(begins.tolist(), ends.tolist(), strict=True)]
+
+
+def _word_places(sentences: np.ndarray, text: np.ndarray) -> np.ndarray:
+    """A word owns the space before it, so that is where its first token stands."""
+    spaced = (sentences > 0) & (text[np.maximum(sentences - 1, 0)] == 32)
+    return sentences - spaced
+
+
+def _assemble(
+    ids: np.ndarray,
+    counts: np.ndarray,
+    begins: np.ndarray,
+    offsets: np.ndarray,
+    places: np.ndarray,
+    pre: np.ndarray,
+    starts: np.ndarray,
+    sentences: np.ndarray,
+) -> Encoded:
+    """A sentence starts at the first pre-token at or after its first character, in its own document."""
+    ahead = np.concatenate([[0], np.cumsum(counts)])
+    documents = ahead[np.searchsorted(begins, offsets)]
+    candidates = np.flatnonzero(pre)
+    found = np.searchsorted(places[candidates], sentences)
+    owner = np.searchsorted(offsets, sentences, side="right") - 1
+    # A sentence's place may be the space before it, in front of a document's first byte it cannot be.
+    inside = found < len(candidates)
+    tokens, owner = candidates[found[inside]], owner[inside]
+    tokens = tokens[tokens < documents[np.minimum(owner + 1, len(documents) - 1)]]
+    firsts = documents[:-1][np.diff(documents) > 0]
+    return Encoded(ids, documents, np.union1d(firsts, tokens), starts)

@@ -1,0 +1,263 @@
+"""Where words start among tokens, for whole-word masking, and where pre-tokens start, for sentence boundaries.
+
+A word is what stands between two white spaces, with leading and trailing punctuation split off; in scripts written
+without spaces (Chinese, Japanese, Thai, ...) every character is a word. A word owns the one space before it, as
+GPT-2's pre-tokens do. `unit_starts` says this for the characters of a text and serves any tokenizer; `TokenStarts`
+says the same for byte-level BPE from tables by id, vectorised over millions of tokens. Here a pre-token is GPT-2's:
+a run of letters, of numbers or of other characters with the space before it, or a contraction such as 's.
+Not here: which words get masked (data/masking).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+
+import numpy as np
+from tokenizers import pre_tokenizers
+
+# Classes of characters. OTHER is punctuation and symbols; BARE are letters of scripts without spaces.
+SPACE, LETTER, NUMBER, OTHER, MARK, BARE, BARE_MARK, INSIDE, UNKNOWN = range(9)
+# GPT-2's pattern knows letters, numbers and the rest, marks being the rest.
+_PATTERN_CLASS = np.array([SPACE, LETTER, NUMBER, OTHER, OTHER, LETTER, OTHER, INSIDE, UNKNOWN], np.uint8)
+_WHITE = frozenset("\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {
+    chr(c) for c in range(0x2000, 0x200B)
+}
+_BARE_RANGES = (
+    (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
+    (0x1000, 0x109F),  # Myanmar
+    (0x1780, 0x17FF),  # Khmer
+    (0x1950, 0x19FF),  # Tai Le, New Tai Lue, Khmer symbols
+    (0x1A20, 0x1AAF),  # Tai Tham
+    (0x2E80, 0x312F),  # radicals, kana, Bopomofo
+    (0x31A0, 0x31FF),
+    (0x3400, 0x4DBF),  # Han
+    (0x4E00, 0xA4CF),  # Han, Yi
+    (0xA980, 0xA9FF),  # Javanese, Myanmar
+    (0xAA60, 0xAADF),  # Myanmar, Tai Viet
+    (0xF900, 0xFAFF),  # Han
+    (0xFF66, 0xFF9F),  # half-width kana
+    (0x1AFF0, 0x1B16F),  # kana
+    (0x20000, 0x3FFFF),  # Han
+)
+# Where Unicode has letters, marks and numbers.
+_ASSIGNED = ((0, 0xD800), (0xF900, 0x20000), (0x20000, 0x34000), (0xE0000, 0xE0200))
+_CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
+
+
+@lru_cache(maxsize=1 << 16)
+def character_class(character: str) -> int:
+    if character in _WHITE:
+        return SPACE
+    category = unicodedata.category(character)[0]
+    bare = any(low <= ord(character) <= high for low, high in _BARE_RANGES)
+    if category == "L":
+        return BARE if bare else LETTER
+    if category == "M":
+        return BARE_MARK if bare else MARK
+    return NUMBER if category == "N" else OTHER
+
+
+@lru_cache(maxsize=1)
+def _class_table() -> np.ndarray:
+    """Class by code point; surrogates, which no valid text holds, are OTHER."""
+    kinds = {"L": LETTER, "M": MARK, "N": NUMBER}
+    table = np.full(0x110000, OTHER, np.uint8)
+    for low, high in _ASSIGNED:
+        table[low:high] = [kinds.get(unicodedata.category(chr(code))[0], OTHER) for code in range(low, high)]
+    for low, high in _BARE_RANGES:
+        part = table[low : high + 1]
+        part[part == LETTER] = BARE
+        part[part == MARK] = BARE_MARK
+    table[[ord(character) for character in _WHITE]] = SPACE
+    return table
+
+
+# ------------------------------------------------------------------------------- any tokenizer, by characters
+
+
+def unit_starts(text: str) -> np.ndarray:
+    """A bool per character: whether a word, or white space between words, starts there."""
+    classes = [character_class(character) for character in text]
+    starts = np.zeros(len(text), bool)
+    cuts = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str(text)
+    pieces: list[tuple[int, bool]] = []  # of one stretch: where each piece starts, and whether it is punctuation
+
+    def end_stretch() -> None:
+        for number, (place, punctuation) in enumerate(pieces):
+            after_leading = number == 1 and pieces[0][1]
+            trailing = punctuation and number == len(pieces) - 1
+            starts[place] |= number == 0 or after_leading or trailing
+        pieces.clear()
+
+    for _, (begin, end) in cuts:
+        contraction = text[begin:end] in _CONTRACTIONS
+        new_piece = True
+        for place in range(begin, end):
+            kind = classes[place]
+            if kind == SPACE:
+                end_stretch()
+                # White space is a unit of its own, but for the one space that belongs to the word after it.
+                starts[place] |= place == 0 or classes[place - 1] != SPACE
+                continue
+            owner = place - 1 if place > begin and classes[place - 1] == SPACE else place
+            if kind == BARE:
+                end_stretch()
+                starts[owner] = True
+            elif kind == BARE_MARK:
+                end_stretch()
+                starts[owner] |= owner == 0 or classes[place - 1] == SPACE
+            elif new_piece or classes[place - 1] in (BARE, BARE_MARK):
+                pieces.append((owner, kind == OTHER and not contraction))
+            new_piece = False
+    end_stretch()
+    return starts
+
+
+def token_word_starts(text: str, spans: np.ndarray) -> np.ndarray:
+    """A bool per token, from the characters [start, end) of each: whether a word starts with it."""
+    if len(spans) == 0:
+        return np.zeros(0, bool)
+    units = np.cumsum(unit_starts(text))
+    first = units[np.minimum(spans[:, 0], len(text) - 1)]
+    last = units[np.clip(spans[:, 1] - 1, spans[:, 0].clip(max=len(text) - 1), len(text) - 1)]
+    return np.concatenate([[True], first[1:] != last[:-1]])
+
+
+# --------------------------------------------------------------------------- byte-level BPE, by tables over ids
+
+
+class TokenStarts:
+    """Pre-token and word starts of byte-level tokens. Tables by id answer for whole characters; only tokens that cut
+    a character apart, and apostrophes, are looked up in the text."""
+
+    def __init__(self, token_bytes: list[bytes]) -> None:
+        size = len(token_bytes)
+        self._first = np.full(size, OTHER, np.uint8)  # class of the first character after one leading space
+        self._last = np.full(size, OTHER, np.uint8)
+        self._leading = np.zeros(size, bool)  # a space, then something else
+        self._lone_space = np.array([data == b" " for data in token_bytes])
+        self._apostrophe = np.array([data[:1] == b"'" for data in token_bytes])
+        for token, data in enumerate(token_bytes):
+            if not data:
+                continue
+            self._leading[token] = len(data) > 1 and data[:1] == b" " and data[1:2] != b" "
+            self._first[token], self._last[token] = _edge_classes(data[1:] if self._leading[token] else data)
+
+    def find(
+        self, ids: np.ndarray, begins: np.ndarray, text: np.ndarray, line_starts: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Bools per token: pre-token starts, word starts. `begins` is each token's first byte in `text` (uint8),
+        `line_starts` the index of each first token of what was encoded by itself."""
+        first, last = self._first[ids], self._last[ids]
+        leading, apostrophe = self._leading[ids], self._apostrophe[ids]
+        _look_up(first, last, leading, begins, text)
+        previous = np.empty_like(last)
+        previous[0:1] = SPACE
+        previous[1:] = last[:-1]
+        previous[line_starts] = SPACE
+        white = first == SPACE
+        pre = leading | (_PATTERN_CLASS[first] != _PATTERN_CLASS[previous])
+        pre &= first != INSIDE
+        pre[line_starts] = True
+        contraction = _contractions(apostrophe & pre, begins, text, line_starts, pre)
+        stretch = leading | white | (previous == SPACE) | (first == BARE)
+        stretch |= ((previous == BARE) | (previous == BARE_MARK)) & (first != BARE_MARK)
+        stretch &= first != INSIDE
+        stretch[line_starts] = True
+        stretch &= ~(white & (previous == SPACE))
+        stretch[line_starts] = True
+        starts = self._words(pre | stretch, stretch, (first == OTHER) & ~contraction, white)
+        self._join_lone_spaces(ids, white | leading, line_starts, pre, starts)
+        return pre, starts
+
+    @staticmethod
+    def _words(piece: np.ndarray, stretch: np.ndarray, punctuation: np.ndarray, white: np.ndarray) -> np.ndarray:
+        """In each stretch without space: its first piece, what follows leading punctuation, trailing punctuation."""
+        places = np.flatnonzero(piece)
+        begins = stretch[places]
+        marks = punctuation[places]
+        after_leading = np.zeros(len(places), bool)
+        after_leading[1:] = begins[:-1] & marks[:-1]
+        trailing = marks & np.append(begins[1:], True)
+        starts = np.zeros(len(piece), bool)
+        starts[places] = begins | ((after_leading | trailing) & ~white[places])
+        return starts
+
+    def _join_lone_spaces(
+        self, ids: np.ndarray, spaced: np.ndarray, line_starts: np.ndarray, pre: np.ndarray, starts: np.ndarray
+    ) -> None:
+        """Where the space before a word is a token of its own, the word and its pre-token start with it."""
+        lone = np.flatnonzero(self._lone_space[ids])
+        lone = lone[lone + 1 < len(ids)]
+        if len(lone) == 0:
+            return
+        is_line_start = np.zeros(len(ids) + 1, bool)
+        is_line_start[line_starts] = True
+        lone = lone[~spaced[lone + 1] & ~is_line_start[lone + 1]]
+        pre[lone] = starts[lone] = True
+        pre[lone + 1] = starts[lone + 1] = False
+
+
+def _edge_classes(data: bytes) -> tuple[int, int]:
+    """Classes of a token's first and last character; UNKNOWN where the token holds only a part of it."""
+    text = data.decode("utf-8", "surrogateescape")
+    first = INSIDE if data[0] & 0xC0 == 0x80 else _known_class(text[0])
+    return first, _known_class(text[-1])
+
+
+def _known_class(character: str) -> int:
+    return UNKNOWN if 0xD800 <= ord(character) < 0xE000 else character_class(character)
+
+
+def _look_up(first: np.ndarray, last: np.ndarray, leading: np.ndarray, begins: np.ndarray, text: np.ndarray) -> None:
+    """Replace UNKNOWN by the class of the whole character that stands in the text there."""
+    unknown = np.flatnonzero(first == UNKNOWN)
+    if len(unknown):
+        first[unknown] = _classes_at(text, begins[unknown] + leading[unknown])
+    unknown = np.flatnonzero(last == UNKNOWN)
+    if len(unknown):
+        ends = np.append(begins[1:], len(text))
+        # The next token may stand in another line, but the character reaches over into it or ends before it.
+        places = ends[unknown] - 1
+        for _ in range(3):
+            places -= (text[places] & 0xC0) == 0x80
+        last[unknown] = _classes_at(text, places)
+
+
+def _classes_at(text: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Classes of the characters whose first byte stands at these places of valid UTF-8."""
+    at = [text[np.minimum(places + n, len(text) - 1)].astype(np.int64) for n in range(4)]
+    low = [byte & 0x3F for byte in at]
+    code = np.where(at[0] < 0x80, at[0], (at[0] & 0x1F) << 6 | low[1])
+    code = np.where(at[0] >= 0xE0, (at[0] & 0x0F) << 12 | low[1] << 6 | low[2], code)
+    code = np.where(at[0] >= 0xF0, (at[0] & 0x07) << 18 | low[1] << 12 | low[2] << 6 | low[3], code)
+    return _class_table()[np.minimum(code, 0x10FFFF)]
+
+
+def _contractions(
+    candidates: np.ndarray, begins: np.ndarray, text: np.ndarray, line_starts: np.ndarray, pre: np.ndarray
+) -> np.ndarray:
+    """Tokens that start a contraction; moves the pre-token starts to its two ends in `pre`."""
+    found = np.zeros(len(candidates), bool)
+    tokens = np.flatnonzero(candidates)
+    if len(tokens) == 0:
+        return found
+    # A line's end: the first token of the next line starts beyond it.
+    line_of = np.searchsorted(line_starts, tokens, side="right")
+    limits = np.append(begins[line_starts[1:]], len(text))[line_of - 1]
+    places = begins[tokens]
+    one, two = (text[np.minimum(places + n, len(text) - 1)] for n in (1, 2))
+    pair = one.astype(np.int64) << 8 | two
+    long = np.isin(pair, [ord(w[0]) << 8 | ord(w[1]) for w in ("re", "ve", "ll")]) & (places + 2 < limits)
+    short = np.isin(one, [ord(w) for w in "stmd"]) & (places + 1 < limits)
+    lengths = np.where(short, 2, np.where(long, 3, 0))
+    found[tokens[lengths > 0]] = True
+    tokens, ends = tokens[lengths > 0], np.minimum(places + lengths, limits)[lengths > 0]
+    for step in (1, 2, 3):  # a contraction has at most three tokens
+        following = tokens + step
+        inside = following < len(begins)
+        following, upto = following[inside], ends[inside]
+        pre[following[begins[following] < upto]] = False
+        pre[following[begins[following] == upto]] = True
+    return found
