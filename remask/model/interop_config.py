@@ -205,7 +205,7 @@ def _is_kind(value: Any, kind: str) -> bool:
 
 
 def _unsupported(values: Mapping[str, Any], family: str) -> list[str]:
-    allowed: dict[str, tuple[Any, ...]] = {"is_decoder": (False, None), "add_cross_attention": (False, None)}
+    allowed: dict[str, tuple[Any, ...]] = {"is_decoder": (False,), "add_cross_attention": (False,)}
     if family == "modernbert":
         allowed |= {
             "hidden_activation": ("gelu",), "classifier_activation": ("gelu",), "decoder_bias": (True,),
@@ -213,15 +213,15 @@ def _unsupported(values: Mapping[str, Any], family: str) -> list[str]:
             "classifier_pooling": ("cls", "mean"),
         }  # fmt: skip
     else:
-        allowed |= {"position_embedding_type": ("absolute", None), "hidden_act": tuple(_ACTIVATIONS)}
+        allowed |= {"position_embedding_type": ("absolute",), "hidden_act": tuple(_ACTIVATIONS)}
     if family == "albert":
         allowed["inner_group_num"] = (1,)
     if family.startswith("roberta"):
         allowed["hidden_act"] = ("gelu",)  # its LM head is fixed to the exact form
-    wrong = {key: choices for key, choices in allowed.items() if values.get(key) not in choices}
     return [
-        f"{key} = {str(values[key])[:40]} is not supported, only {' or '.join(str(c) for c in choices if c is not None)}"
-        for key, choices in wrong.items()
+        f"{key} = {str(values[key])[:40]} is not supported, only {' or '.join(str(choice) for choice in choices)}"
+        for key, choices in allowed.items()
+        if key in values and values[key] not in choices
     ]
 
 
