@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
@@ -15,3 +16,46 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("real data is not beside this checkout (../shared/data)")
     return SHARED_DATA
+
+
+@pytest.fixture(scope="session")
+def tiny_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Prepared data of a few thousand tokens with some grammar in it, made in a second without any command."""
+    import random
+
+    from remask.artifacts import publish
+    from remask.data.tokens import ShardWriter
+    from remask.tokenizer.settings import TokenizerSettings
+    from remask.tokenizer.training import count_pieces, train_tokenizer
+
+    draw = random.Random(7)
+    beings, deeds = ("cat", "dog", "bird", "child", "king"), {"cat": "sleeps", "dog": "barks", "bird": "sings"}
+    places = ("in the house", "under a tree", "by the river", "on the hill")
+
+    def sentence() -> str:
+        being = draw.choice(beings)
+        return f"The {being} {deeds.get(being, 'walks')} {draw.choice(places)}."
+
+    documents = [[sentence() for _ in range(draw.randint(3, 12))] for _ in range(240)]
+    settings = TokenizerSettings(vocab_size=320)
+    pieces = [" ".join(document).encode() for document in documents]
+    tokenizer = train_tokenizer(sorted(count_pieces(pieces, settings, False).items()), settings, False)
+
+    def fill(folder: Path) -> dict[str, object]:
+        tokenizer.save(folder / "tokenizer")
+        shards = []
+        for split, chosen in (("train", documents[40:]), ("heldout", documents[:40])):
+            writer = ShardWriter(folder, f"tiny.{split}.00000", tokenizer.vocab_size)
+            for document in chosen:
+                encoded = [tokenizer.encode(text if i == 0 else " " + text) for i, text in enumerate(document)]
+                starts = [0, *np.cumsum([len(ids) for ids in encoded])[:-1].tolist()]
+                ids = np.concatenate(encoded)
+                words = np.array([tokenizer.token_bytes[i][:1] == b" " for i in ids]) | (np.arange(len(ids)) == 0)
+                writer.add(ids, starts, words, num_bytes=len(" ".join(document)))
+            shards.append(writer.close())
+        totals = {key: sum(shard[key] for shard in shards) for key in ("documents", "sentences", "tokens", "bytes")}
+        return {**totals, "read": totals["documents"], "dropped": {}, "unigram_nats": 4.0, "shards": shards}
+
+    folder = tmp_path_factory.mktemp("prepared") / "tiny"
+    publish(folder, "prepared", fill)
+    return folder

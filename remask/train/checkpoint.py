@@ -62,8 +62,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
             file.write(_raw(tensor))
 
 
-def _raw(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy())
+def _raw(tensor: Tensor) -> Any:
+    """The tensor's bytes, without a copy where it lies in order on the CPU."""
+    return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:

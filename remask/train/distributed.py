@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor
 
 TIMEOUT_SECONDS = 600
 BUCKET_ELEMENTS = 8 << 20  # 32 MB of fp32 in one message
@@ -44,11 +44,11 @@ class World:
         """Whether any rank says so: what all must do together (stop, skip)."""
         return self.sums([float(flag)])[0] > 0 if self.size > 1 else flag
 
-    def add_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Sum the gradients over the ranks. A rank without rows for a parameter adds zero."""
         if self.size == 1:
             return
-        bucket: list[torch.Tensor] = []
+        bucket: list[Tensor] = []
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -72,7 +72,7 @@ class World:
         return box[0]
 
 
-def _add(gradients: list[torch.Tensor]) -> None:
+def _add(gradients: list[Tensor]) -> None:
     flat = torch.cat([g.reshape(-1) for g in gradients])
     dist.all_reduce(flat)
     offset = 0

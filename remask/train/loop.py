@@ -54,11 +54,15 @@ def train(
     allow_change: Sequence[str] = (),
     world: World | None = None,
     name: str = "train",
+    locked: bool = False,
 ) -> TrainResult:
-    """Train until the budget is used, going on where an earlier call in this folder stopped."""
+    """Train until the budget is used, going on where an earlier call in this folder stopped.
+
+    `locked`: the caller holds the folder's lock already.
+    """
     world = world or World()
     with ExitStack() as stack:
-        if world.is_first:
+        if world.is_first and not locked:
             stack.enter_context(lock(folder))
         run = Session(model, objective, settings, folder, identity, carried, progress, seed, world)
         stack.callback(run.close)
@@ -80,7 +84,7 @@ def train(
             if run.must_roll_back:
                 run.roll_back()
                 continue
-            if run.is_due(settings.log_every):
+            if run.is_due(settings.log_every) or run.step == run.num_steps:
                 run.write_metrics()
             if run.is_due(run.eval_every) or run.step == run.num_steps:
                 run.evaluate(evaluate)

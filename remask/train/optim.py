@@ -27,7 +27,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         assert named, "a model without trainable parameters"
-        self._names = {parameter: name for name, parameter in named}
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
         self._parts = _build(named, settings)
 
     def step(self, learning_rate: float) -> None:
@@ -41,7 +41,7 @@ class Optimizer:
             part.zero_grad(set_to_none=True)
 
     @property
-    def parameters(self) -> list[nn.Parameter]:
+    def parameters(self) -> list[Tensor]:
         return list(self._names)
 
     def state(self) -> dict[str, Tensor]:
@@ -72,8 +72,8 @@ def decays(name: str, parameter: nn.Parameter) -> bool:
 
 
 def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """Inside a layer, as opposed to embeddings, position tables and the heads' output matrices."""
-    return parameter.ndim == 2 and "layers." in name
+    """Inside one of several numbered layers, as opposed to embeddings, position tables and heads."""
+    return parameter.ndim == 2 and any(part.isdigit() for part in name.split("."))
 
 
 def _build(named: list[tuple[str, nn.Parameter]], settings: TrainSettings) -> list[torch.optim.Optimizer]:
@@ -150,20 +150,19 @@ class Muon(torch.optim.Optimizer):
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
             momentum = group["momentum"]
-            by_shape: dict[torch.Size, list[nn.Parameter]] = {}
+            by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    by_shape.setdefault(parameter.shape, []).append(parameter)
-            for shape, parameters in by_shape.items():
-                updates = []
-                for parameter in parameters:
                     state = self.state[parameter]
                     if not state:
                         state["momentum"] = torch.zeros_like(parameter)
                     state["momentum"].lerp_(parameter.grad, 1 - momentum)
-                    updates.append(torch.lerp(parameter.grad, state["momentum"], momentum))  # Nesterov
+                    nesterov = torch.lerp(parameter.grad, state["momentum"], momentum)
+                    by_shape.setdefault(parameter.shape, []).append((parameter, nesterov))
+            for shape, pairs in by_shape.items():
+                updates = orthogonalised(torch.stack([update for _, update in pairs]))
                 scale = 0.2 * max(shape) ** 0.5
-                for parameter, update in zip(parameters, orthogonalised(torch.stack(updates)), strict=True):
+                for (parameter, _), update in zip(pairs, updates, strict=True):
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.add_(update, alpha=-group["lr"] * scale)
 

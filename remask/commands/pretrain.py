@@ -1,0 +1,288 @@
+"""`remask pretrain`: train an encoder on prepared data.
+
+In: a run file (model, data, objective, train), PREPARED, optionally a model to start from. Out: a run folder with
+run.yaml, run.json, metrics.jsonl and checkpoints, which is a MODEL for every other verb. The same command in the same
+folder goes on where it stopped. Not here: how any part works.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from remask.artifacts import lock, open_artifact, write_bytes, write_json
+from remask.commands import Common, common_options
+from remask.config import Built, Config, dump, setting, to_yaml
+from remask.data.settings import DataSettings
+from remask.errors import ConfigError, MissingInputError, OutputError
+from remask.model.settings import HeadSettings, ModelSettings
+from remask.objectives import ObjectiveSettings
+from remask.progress import Progress
+from remask.train.settings import TrainSettings
+
+if TYPE_CHECKING:
+    from remask.model.network import Network
+    from remask.tokenizer import Tokenizer
+    from remask.train.distributed import World
+
+BUDGETS = ("steps", "tokens", "epochs", "minutes")
+
+
+class PretrainRun(Config):
+    """A pretraining run."""
+
+    seed: int = setting(0, "the one seed that everything random follows from", ge=0)
+    prepared: Path | None = setting(None, "prepared data (remask prepare); --data")
+    init_from: Path | None = setting(None, "a model to start from instead of fresh weights; --init-from")
+    model: ModelSettings = ModelSettings()
+    data: DataSettings = DataSettings()
+    objective: ObjectiveSettings = ObjectiveSettings()
+    train: TrainSettings = TrainSettings()
+
+
+def main(
+    run: PretrainRun,
+    out: Path,
+    *,
+    progress: Progress,
+    allow_change: Sequence[str] = (),
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Pretrain, or go on with it; the final held-out measures and where the model is."""
+    prepared = _prepared(run)
+    first = int(os.environ.get("RANK", "0")) == 0
+    if dry_run or not first:
+        return _run(run, prepared, out, progress, allow_change, dry_run)
+    with lock(out):  # before torch is imported: a second run in this folder is told so at once
+        _claim(out)
+        write_bytes(out / "run.yaml", to_yaml(run).encode())
+        return _run(run, prepared, out, progress, allow_change, dry_run)
+
+
+def _prepared(run: PretrainRun) -> Path:
+    if run.prepared is None:
+        raise ConfigError("prepared: which data? Give --data PREPARED (made by remask prepare)")
+    if run.init_from is not None and not run.init_from.is_dir():
+        raise MissingInputError(f"init_from = {run.init_from}: no such model folder")
+    open_artifact(run.prepared, "prepared")
+    return run.prepared
+
+
+def _claim(out: Path) -> None:
+    """A folder that holds something else is not written into."""
+    others = [path.name for path in out.iterdir() if path.name != ".lock"]
+    if others and not (out / "run.yaml").is_file():
+        raise OutputError(f"{out}: holds something else ({', '.join(sorted(others)[:3])}, …); choose another --out")
+
+
+def _run(
+    run: PretrainRun, prepared: Path, out: Path, progress: Progress, allow_change: Sequence[str], dry_run: bool
+) -> dict[str, Any]:
+    from remask.data.batches import evaluation_batches, open_batches
+    from remask.model.store import model_files
+    from remask.objectives import Pretraining, held_out
+    from remask.tokenizer import load_tokenizer
+    from remask.train.budget import planned_steps
+    from remask.train.distributed import joined
+    from remask.train.loop import train
+
+    started = time.monotonic()
+    artifact = open_artifact(prepared, "prepared")
+    tokenizer = load_tokenizer(prepared / "tokenizer")
+    with joined() as world:
+        batches = open_batches(
+            prepared,
+            run.data,
+            tokenizer,
+            seed=run.seed,
+            rank=world.rank,
+            world_size=world.size,
+            total_steps=run.train.steps,
+            index_folder=None if dry_run else out / "index",
+        )
+        held = evaluation_batches(prepared, run.data, tokenizer)
+        network = make_network(run, tokenizer, progress)
+        num_steps = planned_steps(run.train, batches)
+        facts = _preflight(run, out, network, batches, num_steps, world, progress)
+        if dry_run:
+            return {"dry_run": True, **facts}
+        write_facts = {**facts, "machine": _machine(), "unigram_nats": artifact.counts.get("unigram_nats")}
+        if world.is_first:
+            write_json(out / "run.json", write_facts)
+        result = train(
+            model=network,
+            batches=batches,
+            objective=Pretraining(run.objective, seed=run.seed, sentence=run.data.sentence_loss != "none"),
+            settings=run.train,
+            folder=out,
+            identity=_identity(run, artifact.fingerprint, tokenizer),
+            carried=model_files(network.settings, network.head_settings, prepared / "tokenizer"),
+            evaluate=lambda model: held_out(model, held, tokenizer.token_lengths),
+            progress=progress,
+            seed=run.seed,
+            allow_change=allow_change,
+            world=world,
+            name="pretrain",
+            locked=True,
+        )
+        found = {
+            "step": result.step,
+            "tokens": int(result.metrics.get("train/tokens", 0)),
+            "checkpoint": str(result.checkpoint),
+            "metrics": dict(result.metrics),
+            "seconds": round(time.monotonic() - started, 1),
+            **{name: result.metrics[f"eval/{name}"] for name in ("loss", "perplexity", "accuracy", "bits_per_byte")},
+        }
+        if world.is_first:
+            write_json(out / "run.json", {**write_facts, "result": found})
+        return {**found, "unigram_nats": write_facts["unigram_nats"], "parameters": facts["parameters"]}
+
+
+def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress) -> Network:
+    """Fresh weights, or those of another model as far as they fit. Its vocabulary is the data's."""
+    from remask.model.network import build_network
+
+    if run.model.vocab_size not in (0, tokenizer.vocab_size):
+        raise ConfigError(
+            f"model.vocab_size = {run.model.vocab_size}: the data's tokenizer has {tokenizer.vocab_size} entries; "
+            "leave it out (0)"
+        )
+    if run.data.length > run.model.max_length:
+        raise ConfigError(f"data.length = {run.data.length}: the model reads at most {run.model.max_length} tokens")
+    settings = run.model.model_copy(update={"vocab_size": tokenizer.vocab_size})
+    heads = HeadSettings(masked_lm=True, sentence=run.data.sentence_loss != "none")
+    network = build_network(settings, heads, run.seed)
+    if run.init_from is not None:
+        _take_over(network, run.init_from, tokenizer, progress)
+    return network
+
+
+def _take_over(network: Network, init_from: Path, tokenizer: Tokenizer, progress: Progress) -> None:
+    """Weights of another model; tokens that both vocabularies have keep their vectors."""
+    from remask.model.store import open_model
+    from remask.model.transplant import transplant
+    from remask.tokenizer import load_tokenizer
+
+    loaded = open_model(init_from)
+    if loaded.tokenizer_folder is None:
+        raise ConfigError(f"init_from = {init_from}: has no tokenizer, so its embeddings cannot be told apart")
+    old = load_tokenizer(loaded.tokenizer_folder)
+    old_id = {name: number for number, name in enumerate(old.tokens)}
+    rows = [old_id.get(name, -1) for name in tokenizer.tokens]
+    for role in ("bos", "pad", "eos", "unk", "mask"):  # specials go by what they do, whatever they are called
+        rows[getattr(tokenizer, f"{role}_id")] = getattr(old, f"{role}_id")
+    fresh = transplant(network, loaded.network, rows)
+    kept = sum(row >= 0 for row in rows)
+    progress.say(f"  weights from {init_from}: {kept:,} of {len(rows):,} tokens keep their vectors")
+    if fresh:
+        progress.warn(f"not in {init_from}, so fresh: {', '.join(fresh)}")
+
+
+def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What must not change between a start and a resume. Paths may: what they hold has fingerprints."""
+    config = dump(run)
+    del config["prepared"]
+    return {**config, "fingerprints": {"data": data, "tokenizer": tokenizer.fingerprint}}
+
+
+def _preflight(
+    run: PretrainRun,
+    out: Path,
+    network: Network,
+    batches: Any,
+    num_steps: int | None,
+    world: World,
+    progress: Progress,
+) -> dict[str, Any]:
+    from remask.train import preflight
+    from remask.train.precision import products_per_second
+
+    if run.train.trainable_top_layers is not None:
+        network.train_top_layers(run.train.trainable_top_layers)
+    parameters = sum(p.numel() for p in network.parameters())
+    place = next(path for path in [out, *out.absolute().parents] if path.exists())
+    facts = preflight.Facts(
+        parameters=parameters,
+        trainable=sum(p.numel() for p in network.parameters() if p.requires_grad),
+        hidden_size=run.model.hidden_size,
+        num_layers=run.model.num_layers,
+        post_norm=run.model.norm == "post",
+        tokens_per_step=batches.tokens_per_step,
+        rows_per_step=batches.num_examples / batches.steps_per_epoch,
+        micro_tokens=run.data.batch.micro_rows * run.data.length,
+        steps_per_epoch=batches.steps_per_epoch,
+        num_steps=num_steps,
+        checkpoint_bytes=12 * parameters,
+        free_bytes=shutil.disk_usage(place).free,
+        flops_per_second=world.size * products_per_second(run.train.device),
+    )
+    if world.is_first:
+        for line in preflight.lines(facts, run.train):
+            progress.say(f"  {line}")
+        for line in preflight.warnings(facts, run.train):
+            progress.warn(line)
+    return {**dataclasses.asdict(facts), "data": batches.describe()}
+
+
+def _machine() -> dict[str, Any]:
+    import torch
+
+    return {
+        "platform": platform.platform(),
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+@click.command()
+@click.argument("run_file", type=click.Path(path_type=Path))
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="The run folder.")
+@click.option("--data", type=click.Path(path_type=Path), help="Prepared data (remask prepare).")
+@click.option("--minutes", type=float, help="Use so many minutes.")
+@click.option("--steps", type=int, help="Make so many steps.")
+@click.option("--init-from", type=click.Path(path_type=Path), help="Start from this model.")
+@common_options
+def command(
+    run_file: Path,
+    out: Path,
+    data: Path | None,
+    minutes: float | None,
+    steps: int | None,
+    init_from: Path | None,
+    common: Common,
+) -> None:
+    """Train an encoder on prepared data. The same command in the same folder goes on."""
+    given: Mapping[str, Any] = {"minutes": minutes, "steps": steps}
+    if any(value is not None for value in given.values()):
+        # A budget on the command line stands alone: the run file's own would otherwise end the run earlier.
+        others = tuple(f"train.{name}=null" for name in BUDGETS if given.get(name) is None)
+        common = dataclasses.replace(common, assignments=(*common.assignments, *others))
+    built: Built[PretrainRun] = common.build(
+        PretrainRun,
+        run_file,
+        prepared=None if data is None else str(data),
+        init_from=None if init_from is None else str(init_from),
+        train__minutes=minutes,
+        train__steps=steps,
+    )
+    common.show_differences(built)
+    result = main(built.run, out, progress=common.progress, allow_change=common.allow_change, dry_run=common.dry_run)
+    if common.dry_run:
+        common.result(result, "the run is sound; nothing was trained")
+        return
+    common.result(
+        result,
+        f"{out}: {result['step']:,} steps; held-out loss {result['loss']:.3f} nats, perplexity "
+        f"{result['perplexity']:.1f}, accuracy {result['accuracy']:.1%}, {result['bits_per_byte']:.3f} bits per byte",
+    )

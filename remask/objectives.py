@@ -1,0 +1,215 @@
+"""What pretraining learns: masked tokens, the sentence loss (NSP or SOP) and a left-to-right share, in any mix.
+
+In: a network and a Batch of tensors. Out: Loss(parts, metrics): sums by name with their counts, which the loop divides
+by the global counts. Masked LM is BERT's and RoBERTa's section 2.3, SOP ALBERT's 3.1. Also here: the held-out measures
+(loss, perplexity, accuracy, bits per byte). torch is imported where it is used, so that the settings can be read
+without it. Not here: which tokens are masked (data), the tasks' objectives, the loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from remask.config import Config, switch
+from remask.schema import IGNORE, Array, Batch, Loss, Part
+
+# Shapes: B rows of a batch, S positions of a row, M predicted positions, D width, V vocabulary.
+
+
+class ObjectiveSettings(Config):
+    """How much each part of the loss counts."""
+
+    mlm_weight: float = switch(1.0, "weight of the masked-token loss", effect="math", samples=[0.5], ge=0)
+    sentence_weight: float = switch(
+        1.0, "weight of the sentence loss, where data.sentence_loss gives one", effect="math", samples=[0.5], ge=0
+    )
+    causal_weight: float = switch(
+        1.0, "weight of the left-to-right loss, where causal_share gives one", effect="math", samples=[0.5], ge=0
+    )
+    causal_share: float = switch(
+        0.0, "share of the rows that is read left to right, unmasked", effect="math", samples=[0.25], ge=0, le=1
+    )
+
+
+class Pretraining:
+    """Masked LM with what the settings add. `sentence`: the batches have pairs with labels."""
+
+    def __init__(self, settings: ObjectiveSettings, *, seed: int, sentence: bool) -> None:
+        self._seed, self._causal_share = seed, settings.causal_share
+        self.weights: Mapping[str, float] = {"mlm": settings.mlm_weight}
+        if sentence:
+            self.weights = {**self.weights, "sentence": settings.sentence_weight}
+        if settings.causal_share:
+            self.weights = {**self.weights, "causal": settings.causal_weight}
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        """Of a batch of numpy arrays or tensors, before anything is computed."""
+        masked, causal = self._split(batch)
+        counts = {"mlm": 0, "sentence": 0, "causal": 0}
+        if masked is not None:
+            counts["mlm"] = len(_given(masked.masked_labels_M))
+            if masked.sentence_labels_B is not None:
+                counts["sentence"] = int((masked.sentence_labels_B != IGNORE).sum())
+        if causal is not None:
+            counts["causal"] = int(_predicts_next(causal).sum())
+        return {name: counts[name] for name in self.weights}
+
+    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+        parts: dict[str, Part] = {}
+        metrics: dict[str, Part] = {}
+        masked, causal = self._split(batch)
+        if masked is not None:
+            self._masked(model, masked, step, parts, metrics)
+        if causal is not None:
+            self._causal(model, causal, step, parts)
+        return Loss(parts, metrics)
+
+    def _noise(self, batch: Batch, step: int | None) -> Any:
+        from remask.model.noise import Noise
+
+        return None if step is None else Noise(self._seed, step, batch.example_ids_B)
+
+    def _masked(
+        self, model: Any, batch: Batch, step: int | None, parts: dict[str, Part], metrics: dict[str, Part]
+    ) -> None:
+        from remask.model.loss import cross_entropy
+
+        noise = self._noise(batch, step)
+        hidden_BSD = model.encode(batch, noise)
+        labels_M = _given(batch.masked_labels_M)
+        loss, correct = cross_entropy(model.masked_lm(hidden_BSD, batch.masked_positions_M), labels_M)
+        parts["mlm"] = Part(loss, len(labels_M))
+        metrics["accuracy"] = Part(correct, len(labels_M))
+        if "sentence" in self.weights and batch.sentence_labels_B is not None:
+            rows_R = (batch.sentence_labels_B != IGNORE).nonzero().squeeze(1)
+            logits_B2 = model.sentence(hidden_BSD, batch.lengths_B, noise)
+            loss, correct = cross_entropy(logits_B2[rows_R], batch.sentence_labels_B[rows_R])
+            parts["sentence"] = Part(loss, len(rows_R))
+            metrics["sentence_accuracy"] = Part(correct, len(rows_R))
+
+    def _causal(self, model: Any, batch: Batch, step: int | None, parts: dict[str, Part]) -> None:
+        """Every token from those to its left, on the text as it stood before masking."""
+        from remask.model.loss import cross_entropy
+
+        hidden_BSD = model.encode(batch, self._noise(batch, step), causal=True)
+        positions_M = _predicts_next(batch).flatten().nonzero().squeeze(1)
+        labels_M = batch.input_ids_BS.flatten()[positions_M + 1]
+        loss, _ = cross_entropy(model.masked_lm(hidden_BSD, positions_M), labels_M)
+        parts["causal"] = Part(loss, len(positions_M))
+
+    def _split(self, batch: Batch) -> tuple[Batch | None, Batch | None]:
+        """The rows for the masked and for the left-to-right loss (those with their text put back)."""
+        if not self._causal_share:
+            return batch, None
+        is_causal_B = _draws(self._seed, batch) < self._causal_share
+        masked = _rows_of(batch, np.flatnonzero(~is_causal_B)) if not is_causal_B.all() else None
+        causal = _rows_of(_unmasked(batch), np.flatnonzero(is_causal_B)) if is_causal_B.any() else None
+        return masked, causal
+
+
+def _given(array: Array | None) -> Array:
+    assert array is not None, "a batch for masked LM has masked positions and labels"
+    return array
+
+
+def _on_cpu(array: Array) -> np.ndarray:
+    return array if isinstance(array, np.ndarray) else array.cpu().numpy()
+
+
+def _draws(seed: int, batch: Batch) -> np.ndarray:
+    """A number in [0, 1) per row from (seed, example, mask): another one in every pass with a new mask, the same one
+    in any micro-batch, on any rank and after any restart."""
+    columns = batch.input_ids_BS.shape[1]
+    positions_M = _on_cpu(_given(batch.masked_positions_M))
+    weights_M = (positions_M % columns + 1) * 2_654_435_761
+    masks_B = np.bincount(positions_M // columns, weights_M % 1_000_003, minlength=batch.num_rows).astype(np.int64)
+    examples_B = _on_cpu(_given(batch.example_ids_B))
+    return np.array(
+        [
+            np.random.SeedSequence((seed, int(example) & (2**63 - 1), int(mask))).generate_state(1)[0] / 2**32
+            for example, mask in zip(examples_B, masks_B, strict=True)
+        ]
+    )
+
+
+def _unmasked(batch: Batch) -> Batch:
+    """The text as it stood, and nothing to predict by masks."""
+    ids = batch.input_ids_BS.copy() if isinstance(batch.input_ids_BS, np.ndarray) else batch.input_ids_BS.clone()
+    ids.reshape(-1)[batch.masked_positions_M] = batch.masked_labels_M
+    return replace(batch, input_ids_BS=ids)
+
+
+def _rows_of(batch: Batch, rows_R: np.ndarray) -> Batch:
+    """Some rows of a batch, with the masked positions that lie in them."""
+    columns = batch.input_ids_BS.shape[1]
+    positions_M = _on_cpu(_given(batch.masked_positions_M))
+    new_row_B = np.full(batch.num_rows, -1, np.int64)
+    new_row_B[rows_R] = np.arange(len(rows_R))
+    moved_M = new_row_B[positions_M // columns]
+    kept_M = np.flatnonzero(moved_M >= 0)
+    positions = moved_M[kept_M] * columns + positions_M[kept_M] % columns
+
+    def pick(array: Array, index: np.ndarray) -> Array:
+        return array[index] if isinstance(array, np.ndarray) else array[_tensor_like(array, index)]
+
+    labels = pick(_given(batch.masked_labels_M), kept_M)
+    rest = replace(batch, masked_positions_M=None, masked_labels_M=None)
+    chosen = rest.map(lambda array: pick(array, rows_R))
+    if not isinstance(labels, np.ndarray):
+        positions = _tensor_like(labels, positions)
+    return replace(chosen, masked_positions_M=positions, masked_labels_M=labels)
+
+
+def _tensor_like(array: Any, index: np.ndarray) -> Any:
+    import torch
+
+    return torch.from_numpy(index).to(array.device)
+
+
+def _predicts_next(batch: Batch) -> Array:
+    """bool_BS: whether the next position is a token of the same document."""
+    ids_BS, lengths_B = batch.input_ids_BS, batch.lengths_B
+    if isinstance(ids_BS, np.ndarray):
+        columns_S = np.arange(ids_BS.shape[1])
+    else:
+        import torch
+
+        columns_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
+    follows_BS = columns_S[None, :] + 1 < lengths_B[:, None]
+    if batch.document_ids_BS is not None:
+        follows_BS[:, :-1] &= batch.document_ids_BS[:, 1:] == batch.document_ids_BS[:, :-1]
+    return follows_BS
+
+
+def held_out(model: Any, batches: Sequence[Batch], token_lengths_V: np.ndarray) -> dict[str, float]:
+    """Masked LM on fixed batches of numpy arrays: loss in nats per masked token, perplexity, accuracy, bits per byte.
+
+    Bits per byte: the sum of -log2 p over the masked tokens by the bytes of those tokens."""
+    import torch
+
+    from remask.model.loss import cross_entropy
+
+    device = next(model.parameters()).device
+    nats = right = 0.0
+    tokens = num_bytes = 0
+    for batch in batches:
+        labels_M = _given(batch.masked_labels_M)
+        tokens += len(labels_M)
+        num_bytes += int(token_lengths_V[labels_M].sum())
+        on_device = batch.map(lambda array: torch.as_tensor(array).to(device))
+        logits_MV = model.masked_lm(model.encode(on_device, None), on_device.masked_positions_M)
+        loss, correct = cross_entropy(logits_MV, _given(on_device.masked_labels_M))
+        nats += float(loss)
+        right += float(correct)
+    loss_per_token = nats / max(1, tokens)
+    return {
+        "loss": loss_per_token,
+        "perplexity": math.exp(min(loss_per_token, 700.0)),
+        "accuracy": right / max(1, tokens),
+        "bits_per_byte": nats / math.log(2) / max(1, num_bytes),
+    }

@@ -1,0 +1,112 @@
+"""What a run will be, said before its first step: size, data, learning rate, memory, disk, time, and warnings.
+
+In: plain numbers about model, data and settings. Out: lines for a person and warnings where settings are known to go
+wrong. Estimates are rough and say so. The batch rule is table 3 of RoBERTa's paper (256 rows of 512 tokens: 1e-4, 2K:
+7e-4, 8K: 1e-3, for the base size). Not here: measuring anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+from remask.progress import duration
+from remask.train.schedule import warmup_steps
+from remask.train.settings import TrainSettings
+
+PAPER_RATES = ((131_072, 1e-4), (1_048_576, 7e-4), (4_194_304, 1e-3))  # tokens a step, peak learning rate
+MANY_EPOCHS = 40.0  # BERT's own number of passes; beyond it small corpora got worse, not better
+PLATEAU_RATE = 1e-3  # post-norm from this learning rate on stayed at word frequencies in trials (6 x 384, small batch)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The numbers behind the lines. `num_steps` None: the clock decides."""
+
+    parameters: int
+    trainable: int
+    hidden_size: int
+    num_layers: int
+    post_norm: bool
+    tokens_per_step: float
+    rows_per_step: float
+    micro_tokens: float
+    steps_per_epoch: float
+    num_steps: int | None
+    checkpoint_bytes: int
+    free_bytes: int
+    flops_per_second: float | None = None
+
+    @property
+    def flops_per_token(self) -> float:
+        """Forward and backward, the usual six per weight."""
+        return 6.0 * self.parameters
+
+    @property
+    def memory_bytes(self) -> float:
+        """Weights, gradients and two moments in fp32, and about 40 numbers per token, layer and unit of width."""
+        return 4 * self.parameters + 12 * self.trainable + 160 * self.micro_tokens * self.num_layers * self.hidden_size
+
+
+def paper_rate(tokens_per_step: float) -> float:
+    """The papers' peak rate for the base size at a batch of so many tokens: straight between the points of table 3 in
+    logarithms, by the square root outside."""
+    first, last = PAPER_RATES[0], PAPER_RATES[-1]
+    if tokens_per_step <= first[0]:
+        return first[1] * math.sqrt(tokens_per_step / first[0])
+    for (x0, y0), (x1, y1) in itertools.pairwise(PAPER_RATES):
+        if tokens_per_step <= x1:
+            share = math.log(tokens_per_step / x0) / math.log(x1 / x0)
+            return math.exp(math.log(y0) + share * math.log(y1 / y0))
+    return last[1] * math.sqrt(tokens_per_step / last[0])
+
+
+def lines(facts: Facts, settings: TrainSettings) -> list[str]:
+    learning = "" if facts.trainable == facts.parameters else f", {_million(facts.trainable)} of them learn"
+    found = [f"model: {_million(facts.parameters)} parameters{learning}"]
+    rows = f"{facts.rows_per_step:,.0f} rows, {facts.tokens_per_step:,.0f} tokens a step"
+    if facts.num_steps is None:
+        found.append(f"data: {rows}; {facts.steps_per_epoch:,.0f} steps a pass; {settings.minutes:g} minutes")
+    else:
+        tokens = facts.num_steps * facts.tokens_per_step
+        epochs = facts.num_steps / facts.steps_per_epoch
+        found.append(f"data: {rows}; {facts.num_steps:,} steps = {_million(tokens)} tokens = {epochs:.2f} passes")
+    found.append(
+        f"learning rate: {settings.learning_rate:g} by {settings.optimizer}, {settings.schedule}; the paper's rule for "
+        f"the base size says {paper_rate(facts.tokens_per_step):.1e} at this batch; smaller networks bear more"
+    )
+    disk = f"{(settings.keep_checkpoints + 1) * facts.checkpoint_bytes / 1e9:.2f} GB of disk for checkpoints"
+    found.append(f"needs about {facts.memory_bytes / 1e9:.1f} GB of memory and {disk}")
+    if facts.num_steps is not None and facts.flops_per_second:
+        seconds = facts.num_steps * facts.tokens_per_step * facts.flops_per_token / facts.flops_per_second
+        found.append(f"takes about {duration(seconds)} on this machine (from its speed at matrix products; rough)")
+    return found
+
+
+def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
+    found = []
+    small_batch = facts.tokens_per_step < PAPER_RATES[0][0]
+    if facts.post_norm and small_batch and settings.learning_rate >= PLATEAU_RATE and facts.hidden_size >= 384:
+        found.append(
+            f"learning rate {settings.learning_rate:g} with norm: post is known to stay at word frequencies or to "
+            "diverge with small batches; 5e-4, or model.norm=pre, does not"
+        )
+    if facts.post_norm and settings.warmup == 0:
+        found.append("norm: post without a warmup is known to diverge; train.warmup=0.06 is a good start")
+    if facts.num_steps is not None:
+        epochs = facts.num_steps / facts.steps_per_epoch
+        if epochs > MANY_EPOCHS:
+            found.append(
+                f"the corpus is small for {facts.num_steps:,} steps: every passage would be read {epochs:,.0f} times; "
+                f"{max(1, int(MANY_EPOCHS * facts.steps_per_epoch)):,} steps or more text would serve better"
+            )
+        if warmup_steps(settings, facts.num_steps) >= facts.num_steps:
+            found.append(f"the warmup ({settings.warmup:g} steps) does not end within {facts.num_steps:,} steps")
+    if facts.free_bytes < (settings.keep_checkpoints + 1) * facts.checkpoint_bytes:
+        found.append(f"only {facts.free_bytes / 1e9:.2f} GB of disk are free there")
+    return found
+
+
+def _million(number: float) -> str:
+    return f"{number / 1e9:.2f}B" if number >= 1e9 else f"{number / 1e6:.1f}M" if number >= 1e5 else f"{number:,.0f}"
