@@ -21,6 +21,7 @@ VERBS = {
     "prepare": "Raw files -> documents, a vocabulary and token shards.",
     "inspect": "Look into prepared data: counts, samples, batches with their masks.",
     "pretrain": "Train an encoder on prepared data.",
+    "finetune": "Teach a pretrained model a task: your own table, or one of the papers'.",
     "compare": "Training runs side by side: last values, curves, what differs.",
     "report": "One HTML page about a training run.",
     "switches": "Every design decision that can be turned, its values and its effect.",

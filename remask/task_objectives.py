@@ -44,6 +44,7 @@ class TaskObjective:
         assert kind in HEADS
         assert kind == "spans" or not answerable
         self.kind, self.seed, self.answerable = kind, seed, answerable
+        self.step = 0  # the last training step that was asked for: what an evaluation between steps belongs to
         self.weights: Mapping[str, float] = {"task": 1.0, **({"answerable": 1.0} if answerable else {})}
 
     def counts(self, batch: Batch) -> Mapping[str, int]:
@@ -61,6 +62,7 @@ class TaskObjective:
         if step is not None:
             from remask.model.noise import Noise
 
+            self.step = step
             noise = Noise(self.seed, step, batch.example_ids_B)
         if self.answerable:
             return self._spans_and_answerable(model, batch, noise)

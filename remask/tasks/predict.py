@@ -26,16 +26,14 @@ Forward = Callable[[Batch], Array]
 EVALUATION_TOKENS = 16384  # padded tokens a forward pass without gradients
 
 
-def row_logits(forward: Forward, rows: Rows, pad_id: int, num_tokens: int = EVALUATION_TOKENS) -> Array:
-    """Logits of every row, in row order: R x C."""
-    out: Array | None = None
+def row_outputs(forward: Forward, rows: Rows, pad_id: int, num_tokens: int = EVALUATION_TOKENS) -> list[Array]:
+    """What the network says about every row, in row order; an output per token is cut to the row's length."""
+    out: list[Array] = [np.empty(0)] * len(rows.ids)
     for numbers, batch in evaluation_batches(rows, pad_id, num_tokens=num_tokens):
-        logits = np.asarray(forward(batch), np.float32)
-        if out is None:
-            out = np.empty((len(rows.ids), *logits.shape[1:]), np.float32)
-        out[numbers] = logits
+        said = np.asarray(forward(batch), np.float32)
+        for place, number in enumerate(numbers):
+            out[number] = said[place, : len(rows.ids[number])] if said.ndim == 3 else said[place]
         signals.check()
-    assert out is not None
     return out
 
 

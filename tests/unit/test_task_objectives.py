@@ -53,8 +53,11 @@ def test_classification() -> None:
     assert loss.parts["task"].count == 2
     assert int(loss.metrics["accuracy"].sum) == 1
     assert fake.noises == [None]
-    TaskObjective("classify", 0)(fake, batch, 5)
+    objective = TaskObjective("classify", 0)
+    objective(fake, batch, 5)
     assert fake.noises[-1] is not None
+    objective(fake, batch, None)
+    assert objective.step == 5
 
 
 def test_regression_and_several_labels() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from remask.tasks.predict import answers, describe, row_logits, score, softmax, worst
+from remask.tasks.predict import answers, describe, row_outputs, score, softmax, worst
 from remask.tasks.rows import Rows
 
 
@@ -22,9 +22,16 @@ def test_answers_come_in_the_examples_order() -> None:
         seen.append(batch.num_rows)
         return np.stack([batch.input_ids_BS[:, 0], -batch.input_ids_BS[:, 0]], 1)
 
-    logits = row_logits(forward, rows, pad_id=99, num_tokens=12)
-    assert logits[:, 0].tolist() == [0, 1, 2, 3, 4]
+    logits = row_outputs(forward, rows, pad_id=99, num_tokens=12)
+    assert [row[0] for row in logits] == [0, 1, 2, 3, 4]
     assert len(seen) > 2
+
+
+def test_outputs_by_token_are_cut_to_the_row() -> None:
+    rows = make_rows([4, 2, 3])
+    said = row_outputs(lambda batch: np.repeat(batch.input_ids_BS[:, :, None], 2, 2), rows, pad_id=99)
+    assert [row.shape for row in said] == [(4, 2), (2, 2), (3, 2)]
+    assert all((row == number).all() for number, row in enumerate(said))
 
 
 def test_windows_are_averaged() -> None:

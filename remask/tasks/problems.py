@@ -1,0 +1,229 @@
+"""A task with its data: what finetune trains on, evaluate scores and predict answers, whatever the kind.
+
+In: a task's name (a kind for the user's own files, or a named one of specs) and its files. Out: a `Problem`, its rows,
+and scores or answers from what the network said about each row. The functions below are the one place that knows all
+kinds. Not here: reading (tables, glue, conll), metrics, the network.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask.data.order import key_of, permute
+from remask.errors import ConfigError, DataError, MissingInputError
+from remask.tasks import conll, predict
+from remask.tasks.entities import score_entities
+from remask.tasks.glue import cut_by_hash, find_file, read_glue, read_glue_file
+from remask.tasks.rows import Frame, Rows, encode_rows, label_values
+from remask.tasks.settings import Kind, RowSettings, TableSettings
+from remask.tasks.specs import TASKS
+from remask.tasks.tables import Table, check_labels, label_names, read_table
+
+Array = np.ndarray
+OWN_KINDS: dict[str, Kind] = {
+    "classify": "classify", "regress": "regress", "multilabel": "multilabel", "pair": "classify", "ner": "tags",
+}  # fmt: skip
+METRICS: dict[Kind, str] = {"classify": "accuracy", "regress": "spearman", "multilabel": "f1", "tags": "f1"}
+UNEVEN_SHARE = 0.8  # one class this large: accuracy says little
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A task's examples (or sentences), its labels, and the metric that chooses between models."""
+
+    task: str
+    kind: Kind
+    labels: tuple[str, ...]
+    metric: str
+    train: Sequence[Any]
+    dev: Sequence[Any]
+    notes: tuple[str, ...]
+    facts: Mapping[str, Any]
+
+    @property
+    def head(self) -> dict[str, int | bool]:
+        """The HeadSettings that this needs."""
+        if self.kind == "tags":
+            return {"num_tags": len(self.labels)}
+        num_classes = 1 if self.kind == "regress" else len(self.labels)
+        return {"num_classes": num_classes, "multilabel": self.kind == "multilabel"}
+
+
+def kind_of(task: str) -> Kind:
+    """The kind of a task by its name, or an error with the nearest one."""
+    if task in TASKS:
+        return TASKS[task]["kind"]
+    if task in OWN_KINDS:
+        return OWN_KINDS[task]
+    known = [*OWN_KINDS, *TASKS]
+    near = difflib.get_close_matches(task, known, n=1, cutoff=0.4)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ConfigError(f"task = {task!r}: must be one of {', '.join(known)}{hint}")
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+def open_problem(
+    task: str,
+    table: TableSettings,
+    *,
+    train: Path | None,
+    dev: Path | None,
+    folder: Path | None,
+    max_train: int | None = None,
+) -> Problem:
+    """Read a task's files: given ones, or those that a named task has in `folder`."""
+    kind = kind_of(task)
+    if task == "pair" and table.text2 is None:
+        raise ConfigError("task pair needs two text columns: --text COL --text2 COL")
+    if kind == "tags":
+        problem = _open_tags(task, table, train, dev, folder)
+    elif task in TASKS:
+        problem = _open_named(task, train, dev, folder)
+    else:
+        problem = _open_own(task, kind, table, train, dev)
+    if max_train is not None and max_train < len(problem.train):
+        chosen = np.sort(permute(np.arange(max_train), len(problem.train), key_of("subset of a task")))
+        problem = replace(
+            problem,
+            train=[problem.train[i] for i in chosen],
+            notes=(*problem.notes, f"trained on {max_train:,} of {len(problem.train):,} examples"),
+        )
+    return replace(problem, facts={"train": len(problem.train), "dev": len(problem.dev), **problem.facts})
+
+
+def _open_own(task: str, kind: Kind, table: TableSettings, train: Path | None, dev: Path | None) -> Problem:
+    if train is None:
+        raise ConfigError(f"task {task} needs a file to train on: --train FILE")
+    first = read_table(train, kind, table)
+    notes = []
+    if dev is None:
+        first, second = cut_by_hash(first)
+        notes.append(f"no dev file: a fifth of {train.name} was set aside, by hash")
+    else:
+        second = read_table(dev, kind, table)
+    labels: tuple[str, ...] = ()
+    if kind != "regress":
+        labels = label_names(first, kind)
+        check_labels(second, labels, kind)
+    return _texts_problem(task, kind, labels, METRICS[kind], first, second, notes)
+
+
+def _open_named(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
+    spec = TASKS[task]
+    if train is not None and dev is not None:
+        parts = read_glue_file(task, spec, train), read_glue_file(task, spec, dev)
+        notes = []
+    elif folder is not None:
+        data = read_glue(task, spec, folder)
+        parts, notes = (data.train, data.dev), [data.note] if data.note else []
+    else:
+        raise ConfigError(f"task {task} needs its files: --data FOLDER, or --train FILE and --dev FILE")
+    return _texts_problem(task, spec["kind"], spec["labels"], spec["metric"], *parts, notes)
+
+
+def _texts_problem(
+    task: str, kind: Kind, labels: tuple[str, ...], metric: str, train: Table, dev: Table, notes: list[str]
+) -> Problem:
+    facts: dict[str, Any] = {"dropped": dict(Counter(train.dropped) + Counter(dev.dropped))}
+    seen = {e.texts for e in train.examples}
+    if repeated := sum(e.texts in seen for e in dev.examples):
+        notes.append(f"{repeated:,} of {len(dev.examples):,} dev texts are also in the training data")
+    if kind == "classify":
+        shares = Counter(e.label for e in train.examples)
+        facts["classes"] = {name: shares[name] for name in labels}
+        often, count = shares.most_common(1)[0]
+        facts["majority_accuracy"] = sum(e.label == often for e in dev.examples) / len(dev.examples)
+        if task not in TASKS and count / len(train.examples) > UNEVEN_SHARE:
+            metric = "macro_f1"
+            notes.append(
+                f"{count / len(train.examples):.0%} of the training rows are {often!r}: models are chosen by macro F1"
+            )
+    return Problem(task, kind, labels, metric, train.examples, dev.examples, tuple(notes), facts)
+
+
+def _open_tags(task: str, table: TableSettings, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
+    if train is None or dev is None:
+        if folder is None:
+            raise ConfigError(f"task {task} needs its files: --train FILE and --dev FILE, or --data FOLDER")
+        train, dev = find_file(TASKS["ner"], "train", folder), find_file(TASKS["ner"], "dev", folder)
+    first, second = conll.read_sentences(train, table), conll.read_sentences(dev, table)
+    names = conll.tag_names(first, train)
+    conll.check_tags(second, names, dev)
+    return Problem(task, "tags", names, METRICS["tags"], first, second, (), {})
+
+
+def read_unlabelled(path: Path, kind: Kind, table: TableSettings) -> Sequence[Any]:
+    """What `predict` answers: a table's texts, or sentences of words."""
+    if not path.is_file():
+        raise MissingInputError(f"{path}: no such file")
+    if kind == "tags":
+        return conll.read_sentences(path, table, labelled=False)
+    return read_table(path, kind, table, labelled=False).examples
+
+
+# -------------------------------------------------------------------------------------- rows, scores, answers
+
+
+def encode(
+    items: Sequence[Any],
+    kind: Kind,
+    labels: tuple[str, ...],
+    tokenizer: Any,
+    frame: Frame,
+    settings: RowSettings,
+    *,
+    labelled: bool = True,
+) -> Rows:
+    """Examples -> rows."""
+    if kind == "tags":
+        return conll.encode_sentences(items, tokenizer, frame, labels)
+    return encode_rows(items, tokenizer, frame, settings, label_values(items, kind, labels) if labelled else None)
+
+
+def score(outputs: Sequence[Array], rows: Rows, items: Sequence[Any], kind: Kind, labels: tuple[str, ...]) -> dict:
+    """`metrics` by name and the tables behind them; a classifier's surest mistakes under `worst`."""
+    if kind == "tags":
+        said = conll.tags_from_rows([o.argmax(-1) for o in outputs], rows, items, labels)
+        return score_entities([s.tags for s in items], said)
+    answer = predict.answers(np.stack(outputs), rows, kind)
+    truth = np.stack(label_values(items, kind, labels))
+    result = predict.score(answer, truth, kind, labels)
+    if kind == "classify":
+        result["worst"] = [
+            {
+                "text": " / ".join(items[i].texts)[:500],
+                "label": labels[truth[i]],
+                "prediction": labels[int(answer[i].argmax())],
+                "confidence": round(float(answer[i].max()), 4),
+                "place": items[i].place,
+            }
+            for i in predict.worst(answer, truth)
+        ]
+    return result
+
+
+def answer(
+    outputs: Sequence[Array], rows: Rows, items: Sequence[Any], kind: Kind, labels: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """One JSON object an example."""
+    if kind == "tags":
+        said = conll.tags_from_rows([o.argmax(-1) for o in outputs], rows, items, labels)
+        return [{"tokens": list(s.words), "tags": tags} for s, tags in zip(items, said, strict=True)]
+    values = predict.answers(np.stack(outputs), rows, kind)
+    return [predict.describe(value, kind, labels) for value in values]
+
+
+def check_same_labels(problem: Problem, labels: Sequence[str] | None) -> None:
+    """A fine-tuned model can only be scored on a task with its own labels."""
+    if problem.kind != "regress" and tuple(labels or ()) != problem.labels:
+        ours, theirs = ", ".join(problem.labels[:8]), ", ".join((labels or ("none",))[:8])
+        raise DataError(f"task {problem.task} has the labels {ours}, the model has {theirs}")
