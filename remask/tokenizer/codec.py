@@ -58,9 +58,8 @@ class Tokenizer:
             ids[self.special_names[role]] for role in SPECIAL_NAMES
         )
         added = {ids[token.content] for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
-        self.special_ids: frozenset[int] = frozenset(
-            added | {self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id}
-        )
+        roles = {self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id}
+        self.special_ids: tuple[int, ...] = tuple(sorted(added | roles))
 
     # ------------------------------------------------------------------------------------------ text -> ids
 
@@ -110,7 +109,8 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """What each id stands for in a text, as UTF-8; b"" for special ones."""
-        return [b"" if i in self.special_ids else _token_bytes(name, self.kind) for i, name in enumerate(self.tokens)]
+        special = set(self.special_ids)
+        return [b"" if i in special else _token_bytes(name, self.kind) for i, name in enumerate(self.tokens)]
 
     @cached_property
     def token_lengths(self) -> np.ndarray:
