@@ -52,12 +52,10 @@ class Noise:
         threshold = _threshold(prob)
         keys_B = _mix(self._keys_B + _word(1 + layer * 16 + site))
         if device.type == "cpu":
-            return self._dropped_cpu(keys_B, threshold, counts)
-        return torch.cat(
-            [_hashed(int(key), count, device) < threshold for key, count in zip(keys_B.tolist(), counts, strict=True)]
-        )
+            return self._dropped_drawn(keys_B, threshold, counts)
+        return _dropped_hashed(keys_B, threshold, counts, device)
 
-    def _dropped_cpu(self, keys_B: np.ndarray, threshold: int, counts: Sequence[int]) -> torch.Tensor:
+    def _dropped_drawn(self, keys_B: np.ndarray, threshold: int, counts: Sequence[int]) -> torch.Tensor:
         dropped = np.empty(sum(counts), dtype=bool)
         words_B3 = np.stack([_mix(keys_B + _word(i)) for i in (1, 2, 3)], axis=1)
         start = 0
@@ -130,6 +128,11 @@ def _mix(words: np.ndarray) -> np.ndarray:
     words = (words ^ (words >> np.uint64(30))) * np.uint64(_MIX_1)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(_MIX_2)
     return words ^ (words >> np.uint64(31))
+
+
+def _dropped_hashed(keys_B: np.ndarray, threshold: int, counts: Sequence[int], device: torch.device) -> torch.Tensor:
+    rows = zip(keys_B.tolist(), counts, strict=True)
+    return torch.cat([_hashed(key, count, device) < threshold for key, count in rows])
 
 
 def _hashed(key: int, count: int, device: torch.device) -> torch.Tensor:

@@ -80,7 +80,7 @@ def save_model(
     extra: Mapping[str, bytes] | None = None,
     replace: bool = False,
 ) -> Artifact:
-    """Publish a finished model (stage `model`). `inputs`: fingerprints of what it was made from; `extra`: more files."""
+    """Publish a finished model (stage `model`). `inputs`: fingerprints of its sources; `extra`: more files."""
 
     def fill(aside: Path) -> dict[str, Any]:
         files = model_files(network.settings, network.head_settings, tokenizer_folder, labels) | dict(extra or {})
