@@ -24,6 +24,11 @@ VERBS = {
     "finetune": "Teach a pretrained model a task: your own table, or one of the papers'.",
     "compare": "Training runs side by side: last values, curves, what differs.",
     "report": "One HTML page about a training run.",
+    "import": "A Hugging Face folder -> a model of remask, every weight checked.",
+    "export": "A finished model -> a folder that transformers loads.",
+    "fill-mask": "The likeliest words for a mask in a text.",
+    "encode": "Token ids and last hidden states of every text of a file.",
+    "describe": "Parameters by part, FLOPs, memory and time of a model or run file.",
     "switches": "Every design decision that can be turned, its values and its effect.",
     "doctor": "What this machine can do, and what to do about what it cannot.",
 }

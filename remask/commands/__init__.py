@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ class Common:
     json: bool
     progress: Progress
 
-    def build(self, model: type[ConfigT], file: Path | None, base: str | None = None, **options: Any) -> Built[ConfigT]:
+    def build(
+        self, model: type[ConfigT], file: Path | None, /, base: str | None = None, **options: Any
+    ) -> Built[ConfigT]:
         """The run from its file, --set and options (dots written as `__`); ends the command for --print-config."""
         dotted = {key.replace("__", "."): value for key, value in options.items()}
         if "seed" in model.model_fields:
@@ -52,6 +54,13 @@ class Common:
             click.echo(json.dumps(values, ensure_ascii=False, default=str))
         elif text:
             click.echo(text)
+
+
+def run_file(words: Sequence[str]) -> tuple[Path | None, str | None, tuple[str, ...]]:
+    """The words of a verb's short form: (run file or None, the first other word, the rest)."""
+    if words and words[0].endswith((".yaml", ".yml")):
+        return Path(words[0]), words[1] if len(words) > 1 else None, tuple(words[2:])
+    return None, words[0] if words else None, tuple(words[1:])
 
 
 def common_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -58,12 +58,18 @@ def open_source(model: Path | Loaded) -> Source:
         return Source(model.settings, model.heads, state, model.labels, model.tokenizer_folder, {}, model.folder)
     folder = find_model(model)
     if not (folder / MODEL_JSON).is_file():
-        found = read_hf_folder(folder)
-        return Source(found.settings, found.heads, found.state, found.labels, folder, found.carried, folder)
+        return open_foreign(folder)
     loaded = open_model(folder, dtype=None)
     state = {name: tensor.detach() for name, tensor in loaded.network.state_dict().items()}
     carried = load_file(folder / CARRIED) if (folder / CARRIED).is_file() else {}
     return Source(loaded.settings, loaded.heads, state, loaded.labels, loaded.tokenizer_folder, carried, folder)
+
+
+def open_foreign(folder: Path) -> Source:
+    """A Hugging Face folder, with or without a tokenizer."""
+    found = read_hf_folder(folder)
+    tokenizer = folder if any((folder / name).is_file() for name in TOKENIZER_FILES) else None
+    return Source(found.settings, found.heads, found.state, found.labels, tokenizer, found.carried, folder)
 
 
 def export_hf(
@@ -96,20 +102,20 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, card: Mapping[s
     offset = ids.pad + 1 if family.startswith("roberta") else 0
     table = pairs(family, settings, heads, kind, offset)
     tensors = to_theirs(source.state, table, settings.position_offset)
-    tensors |= {name: tensor.clone() for name, tensor in source.carried.items() if name in tensors}
-    side = {name: tensor.clone() for name, tensor in source.carried.items() if name not in tensors}
+    side = {name: tensor for name, tensor in source.carried.items() if name not in tensors}
+    tensors |= {name: tensor for name, tensor in source.carried.items() if name in tensors}
     covered = {pair.ours for pair in table} if kind != "Model" else set()
-    side |= {n: t.clone() for n, t in source.state.items() if n.startswith("heads.") and n not in covered}
+    side |= {n: t for n, t in source.state.items() if n.startswith("heads.") and n not in covered}
     config = write_config(settings, heads, kind, ids, _dtype(source.state), source.labels)
 
     def fill(aside: Path) -> dict[str, Any]:
-        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+        write_weights(aside / WEIGHTS, tensors)
         _write_json(aside / "config.json", config)
         _write_tokenizer(aside, source, tokenizer)
         if side or heads.answerable or heads.sentence:
             _write_json(aside / SIDE_JSON, {"heads": dump(heads)})
         if side:
-            save_file(side, aside / SIDE_WEIGHTS, metadata={"format": "pt"})
+            write_weights(aside / SIDE_WEIGHTS, side)
         if kind == "Model":
             _write_sentence_transformers(aside, settings, heads)
         text = model_card(config["architectures"][0], settings, heads, tokenizer, card, sorted(side))
@@ -145,13 +151,18 @@ def write_own(folder: Path, source: Source) -> None:
     for name, contents in model_files(source.settings, source.heads, None, source.labels).items():
         assert isinstance(contents, bytes)
         (folder / name).write_bytes(contents)
-    save_file({name: tensor.contiguous().clone() for name, tensor in source.state.items()}, folder / WEIGHTS,
-              metadata={"format": "pt"})  # fmt: skip
+    write_weights(folder / WEIGHTS, source.state)
     if source.carried:
-        save_file({name: tensor.clone() for name, tensor in source.carried.items()}, folder / CARRIED)
+        write_weights(folder / CARRIED, source.carried)
     if source.tokenizer_folder is not None:
         (folder / "tokenizer").mkdir()
         copy_tokenizer_files(source.tokenizer_folder, folder / "tokenizer")
+
+
+def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """safetensors, readable by whoever may read the folder (the library makes it private)."""
+    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    path.chmod(0o644)
 
 
 def copy_tokenizer_files(source: Path, target: Path) -> list[str]:

@@ -255,7 +255,7 @@ def to_ours(tensors: Mapping[str, Tensor], table: list[Pair]) -> dict[str, Tenso
 
 
 def to_theirs(state: Mapping[str, Tensor], table: list[Pair], our_offset: int) -> dict[str, Tensor]:
-    """Their tensors, each with memory of its own (safetensors refuses shared memory)."""
+    """Their tensors; those that we lack as what does nothing."""
     example = state["encoder.embeddings.tokens.weight"]
     tensors = {}
     for pair in table:
@@ -269,7 +269,7 @@ def to_theirs(state: Mapping[str, Tensor], table: list[Pair], our_offset: int) -
         elif pair.way == "swapped":
             ours = ours.flip(0)
         for name, part in zip(pair.theirs, ours.chunk(len(pair.theirs)), strict=True):
-            tensors[name] = part.clone(memory_format=torch.contiguous_format)
+            tensors[name] = part
     return tensors
 
 

@@ -122,9 +122,7 @@ class Model:
             candidates = zip(positions_M.tolist(), best.values.tolist(), best.indices.tolist(), strict=True)
             found: list[list[Fill]] = [[] for _ in range(batch.num_rows)]
             width = batch.input_ids_BS.shape[1]
-            for place, scores, tokens in zip(
-                positions_M.tolist(), best.values.tolist(), best.indices.tolist(), strict=True
-            ):
+            for place, scores, tokens in candidates:
                 row, column = divmod(place, width)
                 ids = batch.input_ids_BS[row, 1 : int(batch.lengths_B[row]) - 1].cpu().numpy()
                 for score, token in zip(scores, tokens, strict=True):

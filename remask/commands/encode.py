@@ -1,0 +1,145 @@
+"""`remask encode MODEL FILE --out FILE`: token ids and last hidden states of every line, in one file.
+
+OUT is .safetensors (or .npz): `ids` (all texts laid end to end, int32), `states` (tokens x width, fp32) and `offsets`
+(texts + 1, int64), so text i is ids[offsets[i]:offsets[i+1]]; with --pooled only `vectors` (texts x width). Or .jsonl:
+one object a line. Texts are read and answered in pieces; the file appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import click
+
+from remask import signals
+from remask.artifacts import output_errors
+from remask.commands import Common, common_options, run_file
+from remask.config import Config, setting
+from remask.errors import DataError, MissingInputError, UsageError
+from remask.progress import Progress
+
+ENDINGS = (".safetensors", ".npz", ".jsonl")
+PIECE = 1_024
+
+
+class EncodeRun(Config):
+    """What is encoded, and how."""
+
+    model: Path = setting(..., "a run, checkpoint, model or Hugging Face folder")
+    file: Path = setting(..., "texts: one a line, or .jsonl with the column `text`")
+    column: str = setting("text", "the column of a .jsonl file")
+    pooled: bool = setting(False, "one vector a text (of length 1) instead of one state a token")
+    long_texts: Literal["error", "cut"] = setting("error", "a text beyond the model's length: stop there, or cut it")
+    device: str = setting("cpu", "cpu, cuda, ...")
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="RUN.yaml | MODEL FILE")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help=f"The file to make: {', '.join(ENDINGS)}.")
+@click.option("--pooled", is_flag=True, default=None, help="One vector a text instead of one state a token.")
+@click.option("--long", "long_texts", type=click.Choice(["error", "cut"]), help="Texts beyond the model's length.")
+@common_options
+def command(words: tuple[str, ...], out: Path, pooled: bool | None, long_texts: str | None, common: Common) -> None:
+    """Token ids and last hidden states of every text of FILE."""
+    file, model, texts = run_file(words)
+    if len(texts) > 1:
+        raise UsageError(f"encode takes one MODEL and one FILE, not {len(words)} paths")
+    source = texts[0] if texts else None
+    built = common.build(EncodeRun, file, model=model, file=source, pooled=pooled, long_texts=long_texts)
+    if out.suffix not in ENDINGS:
+        raise UsageError(f"--out {out}: must end in {', '.join(ENDINGS)}")
+    if common.dry_run:
+        return
+    result = main(built.run, out, common.progress)
+    common.result(result, f"{out}: {result['texts']:,} texts, {result['tokens']:,} tokens")
+
+
+def main(run: EncodeRun, out: Path, progress: Progress) -> dict[str, Any]:
+    """Encode all texts; how many there were."""
+    from remask.serve.engine import load
+
+    texts = read_texts(run.file, run.column)
+    model = load(run.model, device=run.device)
+    done, tokens = 0, 0
+    pieces: list[dict[str, Any]] = []
+    with output_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        aside = out.with_name(f".{out.name}.partial")
+        with aside.open("w", encoding="utf-8") as lines, progress.stage("encode", unit="texts") as stage:
+            while piece := list(islice(texts, PIECE)):
+                found = _encode(model, piece, run)
+                tokens += sum(len(ids) for ids in found["ids"])
+                if out.suffix == ".jsonl":
+                    lines.writelines(_json_lines(found))
+                else:
+                    pieces.append(found)
+                done += len(piece)
+                stage.update(done)
+                signals.check()
+        if not done:
+            raise DataError(f"{run.file}: has no texts")
+        if out.suffix != ".jsonl":
+            _write_arrays(aside, out.suffix, pieces, run.pooled)
+        aside.replace(out)
+    return {"texts": done, "tokens": tokens, "width": model.settings.hidden_size, "out": str(out)}
+
+
+def read_texts(path: Path, column: str) -> Iterator[str]:
+    """The texts of a file, one by one; empty lines are texts too, so that line i stays text i."""
+    if not path.is_file():
+        raise MissingInputError(f"{path}: no such file")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            place = f"{path}:{number}"
+            try:
+                text = line.decode("utf-8").rstrip("\r\n")
+                if path.suffix != ".jsonl":
+                    yield text
+                    continue
+                value = json.loads(text)
+                if not isinstance(value, dict) or not isinstance(value.get(column), str):
+                    raise DataError(f"{place}: has no text in the column {column!r}")
+                yield value[column]
+            except ValueError as error:
+                raise DataError(f"{place}: {str(error)[:100]}") from error
+
+
+def _encode(model: Any, texts: list[str], run: EncodeRun) -> dict[str, Any]:
+    if run.pooled:
+        vectors = model.embed(texts, long_texts=run.long_texts)
+        return {"ids": [tokens.ids for tokens in model.tokenize(texts)], "vectors": vectors}
+    encoded = model.encode(texts, long_texts=run.long_texts)
+    return {"ids": [one.ids for one in encoded], "states": [one.states for one in encoded]}
+
+
+def _json_lines(found: dict[str, Any]) -> Iterator[str]:
+    if "vectors" in found:
+        for vector in found["vectors"].tolist():
+            yield json.dumps({"vector": vector}) + "\n"
+        return
+    for ids, states in zip(found["ids"], found["states"], strict=True):
+        yield json.dumps({"ids": ids.tolist(), "states": states.tolist()}) + "\n"
+
+
+def _write_arrays(path: Path, ending: str, pieces: list[dict[str, Any]], pooled: bool) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    if pooled:
+        arrays = {"vectors": np.concatenate([piece["vectors"] for piece in pieces])}
+    else:
+        ids = [one for piece in pieces for one in piece["ids"]]
+        arrays = {
+            "ids": np.concatenate(ids).astype(np.int32),
+            "states": np.concatenate([one for piece in pieces for one in piece["states"]]),
+            "offsets": np.cumsum([0, *(len(one) for one in ids)]).astype(np.int64),
+        }
+    if ending == ".npz":
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+    else:
+        save_file(arrays, path)

@@ -1,0 +1,60 @@
+"""`remask import HF_DIR --out DIR`: a Hugging Face folder -> our own layout, after every weight was checked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from remask.artifacts import publish
+from remask.commands import Common, common_options, run_file
+from remask.config import Config, dump, setting
+
+
+class ImportRun(Config):
+    """Which folder."""
+
+    source: Path = setting(..., "a Hugging Face folder: config.json with safetensors or .bin weights")
+
+
+@click.command()
+@click.argument("words", nargs=1, required=True, metavar="RUN.yaml | HF_DIR")
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to make.")
+@common_options
+def command(words: str, out: Path, common: Common) -> None:
+    """Read a RoBERTa, BERT, ALBERT or ModernBERT folder (also XLM-R, CamemBERT) and write it in remask's layout.
+
+    Nothing in the folder is run, and nothing outside it is opened.
+    """
+    file, source, _ = run_file((words,))
+    built = common.build(ImportRun, file, source=source)
+    result = main(built.run, None if common.dry_run else out)
+    text = f"{out}: {result['family']}, {result['parameters']:,} parameters, {result['dtype']}"
+    common.result(result, text)
+
+
+def main(run: ImportRun, out: Path | None) -> dict[str, Any]:
+    """Check everything; write unless `out` is None."""
+    from remask.export.hf import open_foreign, write_own
+    from remask.model.interop_config import family_for
+
+    source = open_foreign(run.source)
+    parameters = sum(tensor.numel() for tensor in source.state.values())
+    if out is not None:
+
+        def fill(aside: Path) -> dict[str, Any]:
+            write_own(aside, source)
+            return {"parameters": parameters}
+
+        publish(out, "model", fill, config=dump(source.settings))
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in source.state.values()})
+    return {
+        "family": family_for(source.settings),
+        "parameters": parameters,
+        "dtype": "/".join(dtypes),
+        "heads": {name: value for name, value in dump(source.heads).items() if value and name != "pooling"},
+        "labels": source.labels,
+        "carried": sorted(source.carried),
+        "model": str(out) if out else None,
+    }
