@@ -13,6 +13,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -96,9 +97,9 @@ class Setup:
     dev_rows: Rows
     identity: Mapping[str, Any]
 
-    @property
-    def task_json(self) -> bytes:
-        """What `predict` and `evaluate` must know about the head, kept beside the weights."""
+    @cached_property
+    def files(self) -> dict[str, bytes]:
+        """What goes with the weights besides model.json: the vocabulary, and what `predict` must know of the task."""
         facts = {
             "task": self.problem.task,
             "kind": self.problem.kind,
@@ -107,7 +108,15 @@ class Setup:
             "table": dump(self.run.table),
             "rows": dump(self.run.rows),
         }
-        return json.dumps(facts, indent=1, ensure_ascii=False).encode()
+        files = {f"tokenizer/{name}": data for name, data in self.tokenizer.files().items()}
+        return files | {"task.json": json.dumps(facts, indent=1, ensure_ascii=False).encode()}
+
+    def publish(self, folder: Path, network: Network) -> None:
+        """A finished model with its task."""
+        from remask.model.store import save_model
+
+        inputs = {"init": self.identity["init"]}
+        save_model(folder, network, None, self.problem.labels, inputs=inputs, extra=self.files, replace=True)
 
 
 # ---------------------------------------------------------------------------------------------------- the run
@@ -240,7 +249,7 @@ def _one_seed(setup: Setup, folder: Path, seed: int, progress: Progress, world: 
         train(
             model=network, batches=batches, objective=objective, settings=settings, folder=folder,
             identity={**setup.identity, "seed": seed}, evaluate=watch.evaluate, progress=progress, seed=seed,
-            carried=model_files(network.settings, network.head_settings, setup.loaded.tokenizer_folder, problem.labels),
+            carried=model_files(network.settings, network.head_settings, None, problem.labels) | setup.files,
             allow_change=("run",), world=world, name=f"fine-tune, seed {seed}",
         )  # fmt: skip
     except _Enough:
@@ -316,22 +325,13 @@ class _Watch:
         if not self.best or value > self.best["metrics"][problem.metric]:
             self.best = {"step": step, **result}
             if self._is_first:
-                self._save(model)
+                setup.publish(self._folder / "best", model)
         if self._is_first:
             artifacts.write_json(self._folder / "history.json", {"history": self.history, "best": self.best})
         since = [entry["step"] for entry in self.history if entry["step"] > self.best["step"]]
         if setup.run.patience and len(since) >= setup.run.patience:
             raise _Enough
         return result["metrics"]
-
-    def _save(self, model: Any) -> None:
-        from remask.model.store import save_model
-
-        setup = self._setup
-        save_model(
-            self._folder / "best", model, setup.loaded.tokenizer_folder, setup.problem.labels,
-            inputs={"init": setup.identity["init"]}, extra={"task.json": setup.task_json}, replace=True,
-        )  # fmt: skip
 
 
 def predict_rows(model: Any, kind: str, rows: Rows, pad_id: int) -> list[Any]:
@@ -376,13 +376,10 @@ def _summary(setup: Setup, results: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def _publish(setup: Setup, out: Path, results: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
-    from remask.model.store import open_model, save_model
+    from remask.model.store import open_model
 
     best = open_model(out / f"seed-{values['seeds']['best']}" / "best")
-    save_model(
-        out / "model", best.network, best.tokenizer_folder, setup.problem.labels,
-        inputs={"init": setup.identity["init"]}, extra={"task.json": setup.task_json}, replace=True,
-    )  # fmt: skip
+    setup.publish(out / "model", best.network)
     artifacts.write_json(out / "results.json", {**values, "model": str(out / "model")})
 
 

@@ -14,8 +14,9 @@ from remask.commands import finetune
 from remask.config import build_run
 from remask.errors import ConfigError, DataError, Stopped
 from remask.progress import Progress
+from remask.tasks.specs import TASKS
 
-WORDS = "red green blue cold warm big small old new fast slow dark light good bad fine".split()
+WORDS = ("red green blue cold warm big small old new fast slow dark light good bad fine").split()  # noqa: SIM905
 
 
 @pytest.fixture(scope="module")
@@ -214,6 +215,13 @@ def test_mistakes_are_named_before_training(model: Path, tmp_path: Path) -> None
         finetune.prepare(run_for(Path(), train, dev, init=""), quiet())
     with pytest.raises(ConfigError, match="needs its files"):
         finetune.prepare(run_for(model, train, dev, task="glue:cola", train_file=None, dev_file=None), quiet())
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_recipe_is_one_that_a_run_knows(name: str) -> None:
+    words = [f"{key}={value}" for key, value in TASKS[name]["recipe"].items()]
+    run = build_run(finetune.FinetuneRun, assignments=words, options={"task": name}).run
+    assert run.batch.num_rows in (16, 32)
 
 
 def test_rates_follow_the_width_unless_given(model: Path, tmp_path: Path) -> None:
