@@ -76,7 +76,7 @@ def _fixed(
     )
     corpus = _heldout(prepared, fixed, tokenizer)
     count = min(max_rows or settings.evaluation.num_rows, corpus.num_examples)
-    chosen = corpus.choose(order.permute(np.arange(corpus.num_examples), corpus.num_examples, SEED)[:count])
+    chosen = corpus.choose(order.permute(np.arange(count), corpus.num_examples, SEED))
     if max_tokens is not None:
         chosen = chosen.take(slice(0, max(int(np.searchsorted(np.cumsum(chosen.sizes), max_tokens, side="right")), 1)))
     chosen = chosen.take(np.argsort(chosen.sizes, kind="stable")[::-1])  # like lengths together: little padding

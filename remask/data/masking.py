@@ -18,7 +18,9 @@ from remask.data import order
 from remask.data.rows import Rows, Vocabulary
 from remask.data.settings import MaskingSettings
 
-_PICK, _BUDGET, _LENGTH, _SHOW, _TOKEN = (order.key_of("masking", name) for name in ("p", "b", "l", "s", "t"))
+_PICK, _BUDGET, _TURN, _LENGTH, _SHOW, _TOKEN = (
+    order.key_of("masking", name) for name in ("pick", "budget", "turn", "length", "show", "token")
+)
 _LOW_BITS = np.uint64(20)  # of a drawn rank: replaced by the column, so that no two are equal in a row
 
 
@@ -99,49 +101,69 @@ class Masker:
             return rows.text_T, None
         starts_T = starts_word_T | rows.starts_piece_T
         budget_B = _budgets(keys_B, np.bincount(row_T, minlength=num_rows), rate)
-        if self.settings.unit != "word":
-            starts_T = self._join_words(starts_T, row_T, column_T, keys_B)
-        first = np.flatnonzero(starts_T)
-        unit_T = np.cumsum(starts_T) - 1
-        # A unit longer than the whole budget could never be chosen: it counts as several.
-        inside = np.arange(len(row_T)) - first[unit_T]
         if self.settings.count == "exact":
-            starts_T = inside % np.maximum(budget_B[row_T], 1) == 0
+            # A word longer than the whole budget could never be chosen: it counts as several.
             first = np.flatnonzero(starts_T)
-            unit_T = np.cumsum(starts_T) - 1
-        lengths = np.diff(np.append(first, len(row_T)))
-        row_U = row_T[first]
-        ranks = order.draw(keys_B[row_U] ^ np.uint64(_PICK), column_T[first])
-        if self.settings.count == "independent":
-            picked = ranks < np.uint64(int(rate * 2.0**64))
+            inside_T = np.arange(len(row_T)) - first[np.cumsum(starts_T) - 1]
+            starts_T = inside_T % np.maximum(budget_B[row_T], 1) == 0
+        words = _Units(starts_T, row_T, column_T, keys_B)
+        if self.settings.unit == "word":
+            picked_W, leader_W = self._pick(words, rate, budget_B), None
         else:
-            picked = _fill_budgets(row_U, ranks, lengths, budget_B)
-        chosen_T = picked[unit_T]
-        leader = rows.text_T[first][unit_T][chosen_T] if self.settings.unit == "span" else None
+            picked_W, leader_W = self._pick_tiles(words, rows, rate, budget_B, keys_B)
+        chosen_T = picked_W[words.unit_T]
+        leader = None if leader_W is None else leader_W[words.unit_T][chosen_T]
         return rows.text_T[chosen_T], leader
 
-    def _join_words(
-        self, starts_T: np.ndarray, row_T: np.ndarray, column_T: np.ndarray, keys_B: np.ndarray
-    ) -> np.ndarray:
-        """Tile every row with n-grams or spans of words whose lengths are drawn at their first word."""
-        first = np.flatnonzero(starts_T)
-        row_W = row_T[first]
+    def _pick(self, units: _Units, rate: float, budget_B: np.ndarray) -> np.ndarray:
+        if self.settings.count == "independent":
+            return units.ranks < np.uint64(int(rate * 2.0**64))
+        return _fill_budgets(units.row, units.ranks, units.lengths, budget_B)
+
+    def _pick_tiles(
+        self, words: _Units, rows: Rows, rate: float, budget_B: np.ndarray, keys_B: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray | None]:
+        """Which words are masked where they go in n-grams or spans, and for spans where each word's span starts.
+
+        A row is closed to a ring and tiled from a drawn word on, so that no position is special. Tiles are taken in
+        the order of their ranks; the one that reaches the budget keeps the words that fit, so that long ones are as
+        likely as short ones. What is then left goes to single words.
+        """
+        ring = _turned(words, keys_B)
+        starts = self._tile(words.row, words.column[ring], keys_B)
+        tile_W, first = np.cumsum(starts) - 1, np.flatnonzero(starts)
+        lengths, row, ranks = words.lengths[ring], words.row, words.ranks[ring]
+        leader_W = rows.text_T[words.first[ring]][first][tile_W]
+        if self.settings.count == "independent":
+            picked = (ranks[first] < np.uint64(int(rate * 2.0**64)))[tile_W]
+        else:
+            ends = np.cumsum(lengths)
+            begin = (ends - lengths)[first]
+            totals = _totals_before(row[first], ranks[first], np.diff(np.append(begin, ends[-1])))
+            picked = totals[tile_W] + ends - begin[tile_W] <= budget_B[row]
+            left_B = budget_B - _sums(row[picked], lengths[picked], len(budget_B))
+            others = np.flatnonzero(~picked)
+            filled = others[_fill_budgets(row[others], ranks[others], lengths[others], left_B)]
+            picked[filled] = True
+            leader_W[filled] = rows.text_T[words.first[ring]][filled]
+        return _unturned(picked, ring), _unturned(leader_W, ring) if self.settings.unit == "span" else None
+
+    def _tile(self, row_W: np.ndarray, column_W: np.ndarray, keys_B: np.ndarray) -> np.ndarray:
+        """Tile every row with n-grams or spans whose lengths are drawn at their first word: where a tile starts."""
+        count = len(row_W)
         row_end = np.searchsorted(row_W, row_W, side="right")
-        drawn = order.uniform(order.draw(keys_B[row_W] ^ np.uint64(_LENGTH), column_T[first]))
+        drawn = order.uniform(order.draw(keys_B[row_W] ^ np.uint64(_LENGTH), column_W))
         lengths = np.searchsorted(np.cumsum(self._length_weights()), drawn, side="right") + 1
-        jumps = np.append(np.minimum(np.arange(len(first)) + lengths, row_end), len(first))
+        jumps = np.append(np.minimum(np.arange(count) + lengths, row_end), count)
         # Which words are reached from their row's first one: jumps of 1, 2, 4, ... tiles at once.
-        reached = np.zeros(len(first) + 1, bool)
-        reached[np.searchsorted(row_W, np.unique(row_W))] = True
-        for _ in range(len(first).bit_length()):
+        reached = np.append(_opens(row_W), False)
+        for _ in range(count.bit_length()):
             more = reached.copy()
             more[jumps[reached]] = True
             if (more == reached).all():
                 break
             reached, jumps = more, jumps[jumps]
-        tiles = np.zeros_like(starts_T)
-        tiles[first[reached[:-1]]] = True
-        return tiles
+        return reached[:-1]
 
     def _length_weights(self) -> np.ndarray:
         if self.settings.unit == "ngram":
@@ -175,6 +197,55 @@ def _budgets(keys_B: np.ndarray, tokens_B: np.ndarray, rate: float) -> np.ndarra
     return np.floor(rate * tokens_B + up).astype(np.int64)
 
 
+class _Units:
+    """Text tokens in units that are masked as a whole. `first`: index of a unit's first token among the T."""
+
+    def __init__(self, starts_T: np.ndarray, row_T: np.ndarray, column_T: np.ndarray, keys_B: np.ndarray) -> None:
+        self.unit_T = np.cumsum(starts_T) - 1
+        self.first = np.flatnonzero(starts_T)
+        self.row, self.column = row_T[self.first], column_T[self.first]
+        self.lengths = np.diff(np.append(self.first, len(row_T)))
+        self.ranks = order.draw(keys_B[self.row] ^ np.uint64(_PICK), self.column)
+
+
+def _turned(units: _Units, keys_B: np.ndarray) -> np.ndarray:
+    """Every row's units as a ring that is opened at a drawn one: indices of units, row by row."""
+    first = np.searchsorted(units.row, units.row)
+    count = np.searchsorted(units.row, units.row, side="right") - first
+    shift = order.below(order.draw(keys_B[units.row] ^ np.uint64(_TURN), np.zeros_like(first)), count)
+    return first + (np.arange(len(first)) - first + shift) % count
+
+
+def _unturned(values: np.ndarray, ring: np.ndarray) -> np.ndarray:
+    back = np.empty_like(values)
+    back[ring] = values
+    return back
+
+
+def _by_rank(row_U: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Units row by row, each row's in the order of their ranks."""
+    return np.argsort((row_U.astype(np.uint64) << np.uint64(44)) | (ranks >> _LOW_BITS), kind="stable")
+
+
+def _opens(row_U: np.ndarray) -> np.ndarray:
+    """Where a new row begins."""
+    return np.append(True, row_U[1:] != row_U[:-1]) if len(row_U) else np.zeros(0, bool)
+
+
+def _sums(row_U: np.ndarray, lengths: np.ndarray, num_rows: int) -> np.ndarray:
+    return np.bincount(row_U, lengths, minlength=num_rows).astype(np.int64)
+
+
+def _totals_before(row_U: np.ndarray, ranks: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """For each unit the tokens of those of its row that come before it by rank."""
+    order_U = _by_rank(row_U, ranks)
+    row, length = row_U[order_U], lengths[order_U]
+    before, opens = np.cumsum(length) - length, _opens(row)
+    totals = np.empty(len(row_U), np.int64)
+    totals[order_U] = before - before[opens][np.cumsum(opens) - 1]
+    return totals
+
+
 def _fill_budgets(row_U: np.ndarray, ranks: np.ndarray, lengths: np.ndarray, budget_B: np.ndarray) -> np.ndarray:
     """Units in the order of their ranks, each taken if it still fits, as BERT does; all rows at once.
 
@@ -183,15 +254,15 @@ def _fill_budgets(row_U: np.ndarray, ranks: np.ndarray, lengths: np.ndarray, bud
     """
     picked = np.zeros(len(row_U), bool)
     left_B = budget_B.copy()
-    waiting = np.argsort((row_U.astype(np.uint64) << np.uint64(44)) | (ranks >> _LOW_BITS), kind="stable")
+    waiting = _by_rank(row_U, ranks)
+    waiting = waiting[lengths[waiting] <= left_B[row_U[waiting]]]
     while len(waiting):
         row, length = row_U[waiting], lengths[waiting]
-        total = np.cumsum(length)
-        opens = np.append(True, row[1:] != row[:-1])
+        total, opens = np.cumsum(length), _opens(row)
         before = (total - length)[opens][np.cumsum(opens) - 1]
         fits = total - before <= left_B[row]
         picked[waiting[fits]] = True
-        left_B -= np.bincount(row[fits], length[fits], minlength=len(left_B)).astype(np.int64)
+        left_B -= _sums(row[fits], length[fits], len(left_B))
         waiting = waiting[~fits]
         waiting = waiting[lengths[waiting] <= left_B[row_U[waiting]]]
     return picked

@@ -50,26 +50,19 @@ def below(bits: np.ndarray, bound: np.ndarray | int) -> np.ndarray:
     return (((bits >> np.uint64(32)) * np.asarray(bound, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
-def permute(index: np.ndarray, size: int, key: int | np.ndarray) -> np.ndarray:
-    """Where each index of 0..size-1 goes under the permutation of this key (one key, or one per index)."""
-    index, keys = np.atleast_1d(np.asarray(index, np.int64)), np.asarray(key, np.uint64)
-    if keys.ndim:
-        found = np.empty_like(index)
-        for one in np.unique(keys):
-            at = keys == one
-            found[at] = permute(index[at], size, int(one))
-        return found
+def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
+    """Where each index of 0..size-1 goes under the permutation of this key."""
     if size <= _SORTED_BELOW:
-        return np.argsort(draw(keys, np.arange(size)), kind="stable")[index]
+        return np.argsort(draw(key, np.arange(size)), kind="stable")[index]
     wide = math.isqrt(size - 1) + 1
     high = -(-size // wide)
-    found = _feistel(index, wide, high, keys)
+    found = _feistel(index, wide, high, key)
     while (outside := np.flatnonzero(found >= size)).size:
-        found[outside] = _feistel(found[outside], wide, high, keys)
+        found[outside] = _feistel(found[outside], wide, high, key)
     return found
 
 
-def _feistel(index: np.ndarray, wide: int, high: int, key: np.ndarray) -> np.ndarray:
+def _feistel(index: np.ndarray, wide: int, high: int, key: int) -> np.ndarray:
     """A bijection of 0..wide*high-1: each round moves one digit by a hash of the other."""
     left, right = np.divmod(index, wide)
     for number in range(_ROUNDS):

@@ -163,7 +163,7 @@ def test_padding(prepared: Path, vocabulary: Any) -> None:
 
 
 def test_source_weights(prepared: Path, vocabulary: Any) -> None:
-    settings = settings_of(source_weights={"wiki": 1.0, "novels": 3.0}, length=16)
+    settings = settings_of(source_weights={"wiki": 1.0, "novels": 3.0}, length=64)
     batches = open_batches(prepared, settings, vocabulary, seed=1)
     cursor, sources, seen = batches.first_cursor(), Counter(), {}
     for _ in range(100):
@@ -232,7 +232,7 @@ def test_an_epoch_in_batches(prepared: Path, vocabulary: Any) -> None:
         found = [batches.batch_of_epoch(number, epoch) for number in range(count)]
         ids = [number for batch in found for number in batch.example_ids_B.tolist()]
         assert len(ids) == len(set(ids)) == batches.num_examples
-        for row in rows_of(found[1]):
+        for row in rows_of([found[1]]):
             assert rows_of([batches.example(row[0], epoch)]) == [row]
     assert rows_of([batches.batch_of_epoch(0, 0)]) == rows_of(batches.take(batches.first_cursor())[0])
     assert batches.batch_of_epoch(0, 0, max_rows=3).num_rows == 3
@@ -258,11 +258,11 @@ def test_refusals(prepared: Path, vocabulary: Any, prepare: Callable[..., Path])
         open_batches(prepared, settings_of(batch__num_tokens=40), vocabulary, seed=1, world_size=2)
     with pytest.raises(DataError, match="no text"):
         open_batches(prepare({"a.train.00000": [[]]}), settings_of(), vocabulary, seed=1)
+    one = prepare({"a.train.00000": [[[7, 8], [9]]]})
+    both = prepare({"a.train.00000": [[[7, 8]]], "b.train.00000": []})
     with pytest.raises(DataError, match="two documents"):
-        one = prepare({"a.train.00000": [[[7, 8], [9]]]})
         open_batches(one, settings_of(format="segment-pair", sentence_loss="nsp"), vocabulary, seed=1)
     with pytest.raises(DataError, match="weight"):
-        both = prepare({"a.train.00000": [[[7, 8]]], "b.train.00000": []})
         open_batches(both, settings_of(source_weights={"b": 1.0}), vocabulary, seed=1)
 
 
@@ -281,7 +281,7 @@ BACKGROUND: dict[str, dict[str, Any]] = {
     "layout": {"format": "segment-pair"},
     "pack_documents": {"format": "doc-sentences"},
     "short_steps": {"short_length": 16},
-    "short_length": {"short_steps": 0.5},
+    "short_length": {"short_steps": 0.5, "length": 160},
     "shorten_to": {"shorten_prob": 0.5},
     "masking.num_copies": {"masking__repeat": "copies"},
     "masking.repeat": {"masking__num_copies": 2},
@@ -313,17 +313,17 @@ def test_every_switch_is_live(prepared: Path, vocabulary: Any, one: Any) -> None
         changes = {**BACKGROUND.get(one.key, {}), one.key.replace(".", "__"): value}
         if value in ("nsp", "sop"):
             changes["format"] = "segment-pair"
-        if one.key == "length" and value > 64:
+        if (one.key == "length" and value > 64) or value == "auto":
             continue
         try:
             settings = settings_of(**changes)
         except ValueError as error:
             raise AssertionError(f"{dump(DataSettings())}: {error}") from error
-        batches = open_batches(prepared, settings, vocabulary, seed=1, total_steps=120)
+        batches = open_batches(prepared, settings, vocabulary, seed=1, total_steps=180)
         seen = []
         cursor = batches.first_cursor()
-        for step in range(110):
-            keep = step in (0, 60, 100)
+        for step in range(170):
+            keep = step in (0, 60, 115, 165)
             if keep:
                 taken, cursor = batches.take(cursor)
                 seen.append(sorted((*row, labels) for batch in taken for row, labels in _with_extras(batch)))
