@@ -173,7 +173,8 @@ class _WordPicks:
         key = order.key_of("words", corpus.names[number], SEED)
         bits = order.draw(order.draw(key, document), before[first] - before[offsets[document]])
         taken = order.uniform(bits) < rate
-        self.picked = taken[np.cumsum(starts) - 1] & (solid[ids] > 0) if len(first) else np.zeros(0, bool)
+        # White space before a word goes with it, in one token or in its own: the bytes are the same either way.
+        self.picked = taken[np.cumsum(starts) - 1] if len(first) else np.zeros(0, bool)
 
 
 def _white_space(token_bytes: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

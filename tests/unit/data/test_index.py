@@ -1,0 +1,116 @@
+"""The index on disk: found again, rebuilt when stale or damaged, built once by processes that start together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from remask.data import index as index_module
+from remask.data.batches import open_batches
+from remask.data.examples import Recipe
+from remask.data.index import build_examples, open_index
+from remask.data.settings import DataSettings
+from remask.data.tokens import Tokens
+
+
+def recipe_of(seed: int = 1, **changes: Any) -> Recipe:
+    settings = DataSettings(length=32, **changes)
+    return Recipe.of(settings, settings.length, False, seed)
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was built, in order."""
+    made: list[str] = []
+
+    def build(source: Any, recipe: Recipe) -> Any:
+        made.append(source.name)
+        return build_examples(source, recipe)
+
+    monkeypatch.setattr(index_module, "build_examples", build)
+    return made
+
+
+def test_built_once_and_mapped(prepared: Path, tmp_path: Path, builds: list[str]) -> None:
+    tokens = Tokens.open(prepared)
+    for changes in ({}, {"format": "segment-pair", "sentence_loss": "nsp"}, {"format": "fixed-blocks"}):
+        builds.clear()
+        recipe = recipe_of(**changes)
+        for _ in range(2):
+            opened = open_index(tokens, recipe, tmp_path)
+            for name, source in tokens.sources.items():
+                fresh, found = build_examples(source, recipe), opened[name]
+                for array in ("rows", "starts", "lengths", "sizes", "labels", "flags"):
+                    if getattr(fresh, array) is None:
+                        assert getattr(found, array) is None
+                    else:
+                        assert np.array_equal(getattr(found, array), getattr(fresh, array))
+                        assert not getattr(found, array).flags.writeable
+                assert found.counts == fresh.counts
+        assert builds == ["wiki", "novels"]
+
+
+def test_only_what_matters_makes_a_new_index(prepared: Path, tmp_path: Path, builds: list[str]) -> None:
+    tokens = Tokens.open(prepared)
+
+    def built(recipe: Recipe) -> bool:
+        builds.clear()
+        open_index(tokens, recipe, tmp_path)
+        return bool(builds)
+
+    assert built(recipe_of(seed=1))
+    assert not built(recipe_of(seed=2)), "plain sentences do not depend on the seed"
+    assert built(recipe_of(seed=1, shorten_prob=0.5))
+    assert built(recipe_of(seed=2, shorten_prob=0.5))
+    assert built(recipe_of(seed=1, format="segment-pair"))
+    assert built(recipe_of(seed=2, format="segment-pair")), "the cut of a segment pair is drawn"
+    assert built(recipe_of(format="doc-sentences"))
+    assert built(recipe_of(format="doc-sentences", pack_documents=True))
+
+
+def test_other_shards_make_a_new_index(prepare: Callable[..., Path], tmp_path: Path, builds: list[str]) -> None:
+    for documents in ([[[7, 8]]], [[[7, 9]]]):
+        open_index(Tokens.open(prepare({"a.train.00000": documents})), recipe_of(), tmp_path / "index")
+    assert builds == ["a", "a"]
+
+
+def test_damage_means_building_again(prepared: Path, tmp_path: Path, builds: list[str]) -> None:
+    tokens = Tokens.open(prepared)
+    open_index(tokens, recipe_of(), tmp_path)
+    (place,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    (place / "0.starts").write_bytes(b"")
+    assert len(open_index(tokens, recipe_of(), tmp_path)["wiki"].starts)
+    (place / "manifest.json").unlink()
+    open_index(tokens, recipe_of(), tmp_path)
+    assert builds == ["wiki", "novels"] * 3
+
+
+def _open(folder: str, index: str, results: Any) -> None:
+    tokens = Tokens.open(Path(folder))
+    results.put(int(sum(len(examples) for examples in open_index(tokens, recipe_of(), Path(index)).values())))
+
+
+def test_processes_that_start_together(prepared: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    started = [context.Process(target=_open, args=(str(prepared), str(tmp_path), results)) for _ in range(4)]
+    for process in started:
+        process.start()
+    counts = {results.get(timeout=60) for _ in started}
+    for process in started:
+        process.join()
+    assert len(counts) == 1
+    assert [process.exitcode for process in started] == [0] * 4
+
+
+def test_beside_the_prepared_folder_by_default(prepared: Path, vocabulary: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(prepared, folder)
+    open_batches(folder, DataSettings(length=32), vocabulary, seed=1)
+    assert (tmp_path / ".mine.index").is_dir()
