@@ -59,3 +59,19 @@ def tiny_prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("prepared") / "tiny"
     publish(folder, "prepared", fill)
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders with a vocabulary of each kind, `byte-bpe` and `wordpiece`, for models that only need some."""
+    from remask.tokenizer.settings import TokenizerSettings
+    from remask.tokenizer.training import count_pieces, train_tokenizer
+
+    folders = {}
+    pieces = [b"The quick brown fox jumps over the lazy dog by the river.", b"Who wrote it? Mary Shelley wrote it."] * 3
+    for kind, size in (("byte-bpe", 300), ("wordpiece", 80)):
+        settings = TokenizerSettings.model_validate({"kind": kind, "vocab_size": size})
+        tokenizer = train_tokenizer(sorted(count_pieces(pieces, settings, False).items()), settings, False)
+        folders[kind] = tmp_path_factory.mktemp("tokenizers") / kind
+        tokenizer.save(folders[kind])
+    return folders
