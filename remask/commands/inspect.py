@@ -11,6 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def _beginning(shard: Shard, begin: int, end: int, tokenizer: Tokenizer, num_tok
     last = min(end, begin + num_tokens)
     low, high = np.searchsorted(shard.sentence_starts, [begin, last])
     cuts = [*shard.sentence_starts[low:high].tolist(), last]
-    parts = [tokenizer.decode(shard.ids[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
+    parts = [tokenizer.decode(shard.ids[a:b]) for a, b in pairwise(cuts)]
     return "".join(part if part.startswith((" ", "\n")) or n == 0 else f"\n{part}" for n, part in enumerate(parts))
 
 

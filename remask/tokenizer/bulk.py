@@ -201,8 +201,9 @@ def cut_pieces(text: np.ndarray, offsets: np.ndarray, newlines: Newlines) -> tup
         breaks = np.flatnonzero(text == 10)
         begins = np.union1d(begins, breaks + 1)
         begins = begins[begins < len(text)]
-        stops = np.union1d(breaks, ends)
-        ends = stops[np.searchsorted(stops, begins)]
+        # The next newline, or the end of the document: the end of the one before stands where this one begins.
+        next_break = np.append(breaks, len(text))[np.searchsorted(breaks, begins)]
+        ends = np.minimum(next_break, ends[np.searchsorted(ends, begins, side="right")])
     begins, ends = begins[begins < ends], ends[begins < ends]
     if newlines == "token":
         return begins, ends

@@ -263,7 +263,21 @@ def gigatoken_merges(words: list[tuple[bytes, int]], vocab_size: int) -> list[tu
     data = b"\xff".join(b"\xff".join([word] * count) for word, count in words)
     with _silence():
         _, merges = gigatoken.train_bpe(data, vocab_size - NUM_SPECIALS, [], separator=b"\xff")
-    return merges
+    return merges[: _last_useful(words, merges)]
+
+
+def _last_useful(words: list[tuple[bytes, int]], merges: list[tuple[bytes, bytes]]) -> int:
+    """gigatoken goes on with pairs that no longer occur once every word is one token; the library stops there."""
+    ranks: dict[bytes, int] = {}
+    for rank, (left, right) in enumerate(merges):
+        ranks.setdefault(left + right, rank)
+    last = 0
+    for word, _ in words:
+        if len(word) > 1:
+            if word not in ranks:
+                return len(merges)
+            last = max(last, ranks[word] + 1)
+    return last
 
 
 def gigatoken_agrees(words: list[tuple[bytes, int]]) -> bool:

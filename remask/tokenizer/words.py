@@ -160,7 +160,10 @@ class TokenStarts:
         pre = leading | (_PATTERN_CLASS[first] != _PATTERN_CLASS[previous])
         pre &= first != INSIDE
         pre[line_starts] = True
-        contraction = _contractions(apostrophe & pre, begins, text, line_starts, pre)
+        after_lone = np.zeros(len(ids), bool)  # there the space belongs to the apostrophe's own pre-token
+        after_lone[1:] = self._lone_space[ids[:-1]]
+        after_lone[line_starts] = False
+        contraction = _contractions(apostrophe & pre & ~after_lone, begins, text, line_starts, pre)
         stretch = leading | white | (previous == SPACE) | (first == BARE)
         stretch |= ((previous == BARE) | (previous == BARE_MARK)) & (first != BARE_MARK)
         stretch &= first != INSIDE

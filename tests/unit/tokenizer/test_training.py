@@ -1,0 +1,140 @@
+"""Counting words and training from the table of counts."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import ByteLevelBPETokenizer, pre_tokenizers
+
+from remask.errors import ConfigError, DataError
+from remask.tokenizer import training
+from remask.tokenizer.codec import BYTE_OF_LETTER
+from remask.tokenizer.settings import TokenizerSettings
+
+TEXT = st.text(st.sampled_from(list("abc '.,!5 \t\n  \u00a0\u3000中文ह́é😀'st")), max_size=40)
+
+
+def _reference_counts(pieces: list[bytes]) -> Counter[bytes]:
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+    words = Counter(word for piece in pieces for word, _ in cut(piece.decode()))
+    return Counter({bytes(BYTE_OF_LETTER[c] for c in word): n for word, n in words.items()})
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(TEXT.map(str.encode).filter(bool), min_size=1, max_size=4))
+def test_words_are_those_of_the_pre_tokenizer_of_record(pieces: list[bytes]) -> None:
+    expected = _reference_counts(pieces)
+    assert training.count_pieces(pieces, TokenizerSettings(), False) == expected
+    pytest.importorskip("gigatoken")
+    assert training.count_pieces(pieces, TokenizerSettings(), True) == expected
+
+
+def test_training_from_counts_equals_training_on_the_text() -> None:
+    """Both trainers, against the library fed with the raw lines."""
+    words = ["the", "of", "and", "to", "in", "a", "is", "that", "for", "it", "as", "was", "with", "be", "this", "have"]
+    lines = [" ".join(words[(7 * i + j * j) % len(words)] for j in range(12)) + ", don't stop." for i in range(200)]
+    library = ByteLevelBPETokenizer()
+    specials = ["<s>", "<pad>", "</s>", "<unk>"]
+    library.train_from_iterator(lines, vocab_size=349, min_frequency=0, special_tokens=specials, show_progress=False)
+    expected = json.loads(library.to_str())["model"]
+    pieces = [line.encode() for line in lines]
+    for fast in (False, True):
+        if fast:
+            pytest.importorskip("gigatoken")
+        table = training.count_pieces(pieces, TokenizerSettings(), fast)
+        tokenizer = training.train_tokenizer(sorted(table.items()), TokenizerSettings(vocab_size=350), fast)
+        assert tokenizer.description["model"]["merges"] == expected["merges"]
+        assert all(tokenizer.tokens[number] == name for name, number in expected["vocab"].items())
+
+
+def test_gigatoken_agrees_on_a_sample(word_table: list[tuple[bytes, int]]) -> None:
+    pytest.importorskip("gigatoken")
+    assert training.gigatoken_agrees(word_table)
+
+
+def test_a_trainer_that_disagrees_is_found_out(
+    word_table: list[tuple[bytes, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "gigatoken_merges", lambda words, size: training.library_merges(words, size)[::-1])
+    assert not training.gigatoken_agrees(word_table)
+
+
+def test_a_trainer_that_breaks_is_not_used(
+    word_table: list[tuple[bytes, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def breaks(words: object, size: int) -> None:
+        raise RuntimeError("panic")
+
+    monkeypatch.setattr(training, "gigatoken_merges", breaks)
+    assert not training.gigatoken_agrees(word_table)
+
+
+def test_gigatoken_prints_nothing(word_table: list[tuple[bytes, int]], capfd: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gigatoken")
+    training.gigatoken_merges(word_table, 300)
+    training.count_pieces([b"one two"], TokenizerSettings(), True)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_counts_of_many_files_add_up_whatever_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_OPEN_FILES", 3)
+    tables = [Counter({b"a": n, b"word%d" % (n % 4): 2, b"z": 1}) for n in range(1, 9)]
+    paths = []
+    for number, table in enumerate(tables):
+        paths.append(tmp_path / f"{number}")
+        training.write_counts(paths[-1], sorted(table.items()))
+    total = sum(tables, Counter())
+    expected = sorted(total.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)
+    assert training.merge_counts(paths, 100) == (expected, len(total))
+    assert training.merge_counts(paths[::-1], 100) == (expected, len(total))
+    assert training.merge_counts(paths, 2) == (expected[:2], len(total))
+
+
+def test_counts_are_thinned_alike_when_there_is_too_much_text() -> None:
+    words = [(b"the", 1000), (b"rare", 10), (b"once", 1)]
+    assert training.thin(words, 10**6) == words
+    assert training.thin(words, 500) == [(b"the", 111), (b"rare", 1)]
+
+
+def test_long_runs_are_cut_between_characters() -> None:
+    word = "中" * 100
+    cut = training._cut(Counter({word.encode(): 3, b"short": 1}), 16)
+    assert cut == Counter({b"short": 1, ("中" * 5).encode(): 60})
+    assert "".join(piece.decode() * (count // 3) for piece, count in cut.items() if piece != b"short") == word
+
+
+def test_words_as_texts_are_cut_into_the_same_words() -> None:
+    words = [(b" the", 70), (b"the", 3), (b"  ", 2), (b"\n\n", 1), (b"'s", 2), (" 中文".encode(), 5), (b"!?", 4)]
+    texts = [text.encode() for text in training._as_texts(words, characters=50)]
+    counts = _reference_counts(texts)
+    counts.pop(b"\n")
+    assert counts == Counter(dict(words))
+
+
+def test_wordpiece_folds_case_only_when_asked() -> None:
+    pieces = [b"The THE the caf\xc3\xa9"] * 3
+    folded = training.count_pieces(pieces, TokenizerSettings(kind="wordpiece"), False)
+    kept = training.count_pieces(pieces, TokenizerSettings(kind="wordpiece", lowercase=False), False)
+    assert folded == Counter({b"the": 9, b"cafe": 3})
+    assert kept == Counter({b"The": 3, b"THE": 3, b"the": 3, "café".encode(): 3})
+
+
+def test_a_vocabulary_is_as_large_as_the_words_allow(word_table: list[tuple[bytes, int]]) -> None:
+    tokenizer = training.train_tokenizer([(b"ab", 3)], TokenizerSettings(vocab_size=1000), False)
+    assert tokenizer.tokens[-2:] == ["ab", "<mask>"]
+    assert tokenizer.vocab_size == 262
+    with pytest.raises(DataError, match="no words"):
+        training.train_tokenizer([], TokenizerSettings(), False)
+
+
+def test_a_size_below_the_bytes_is_refused() -> None:
+    from remask.commands.prepare import PrepareRun
+    from remask.config import build_run
+
+    with pytest.raises(ConfigError, match="at least 261"):
+        build_run(PrepareRun, assignments=["tokenizer.vocab_size=100"])
