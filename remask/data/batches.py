@@ -83,18 +83,31 @@ class Batches:
 
     # -------------------------------------------------------------------------------------- rows of a step
 
+    def with_steps(self, num_steps: int) -> Batches:
+        """The same batches in a training of this many steps; until it is known all goes on as at the start."""
+        return Batches(
+            self.settings,
+            self._vocabulary,
+            self.phases,
+            seed=self._seed,
+            rank=self._rank,
+            world_size=self._world_size,
+            total_steps=num_steps,
+        )
+
     def _phase_at(self, step: int) -> Corpus:
-        return self.phases[0] if len(self.phases) == 1 or step < self._short_steps else self.phases[1]
+        short = len(self.phases) > 1 and (self._total_steps is None or step < self._short_steps)
+        return self.phases[0 if short else -1]
 
     def _first_step(self, phase: Corpus) -> int:
-        return 0 if phase is self.phases[0] else self._short_steps
+        return self._short_steps if len(self.phases) > 1 and phase is self.phases[1] else 0
 
     @property
     def _short_steps(self) -> int:
         return round(self.settings.short_steps * (self._total_steps or 0))
 
     def _rate_at(self, step: int) -> float:
-        return rate_at(self.settings.masking, step / max((self._total_steps or 1) - 1, 1))
+        return rate_at(self.settings.masking, step / max(self._total_steps - 1, 1) if self._total_steps else 0.0)
 
     def _rows_of_step(self, phase: Corpus, step: int) -> Chosen:
         num_rows, steps = self.settings.batch.num_rows, self.settings.batch.bucket_steps
@@ -231,8 +244,8 @@ def open_batches(
     total_steps: int | None = None,
     index_folder: Path | None = None,
 ) -> Batches:
-    """Batches of the train split. `total_steps` is needed by what follows the progress of the training."""
-    _check(settings, world_size, total_steps)
+    """Batches of the train split. What follows the progress of the training needs `total_steps` (see `with_steps`)."""
+    _check(settings, world_size)
     tokens = Tokens.open(prepared, "train")
     bert_layout = uses_bert_layout(settings, tokenizer)
     lengths = [settings.length]
@@ -247,7 +260,7 @@ def open_batches(
     return Batches(settings, tokenizer, phases, seed=seed, rank=rank, world_size=world_size, total_steps=total_steps)
 
 
-def _check(settings: DataSettings, world_size: int, total_steps: int | None) -> None:
+def _check(settings: DataSettings, world_size: int) -> None:
     batch = settings.batch
     if batch.num_tokens is None and batch.num_rows % world_size:
         raise ConfigError(f"data.batch.num_rows = {batch.num_rows}: cannot be dealt evenly to {world_size} ranks")
@@ -256,6 +269,3 @@ def _check(settings: DataSettings, world_size: int, total_steps: int | None) -> 
             f"data.batch.num_tokens = {batch.num_tokens}: below one row of {settings.length} for each of"
             f" {world_size} ranks"
         )
-    if total_steps is None and (settings.short_steps or settings.masking.schedule != "constant"):
-        name = "short_steps" if settings.short_steps else "masking.schedule"
-        raise ConfigError(f"data.{name}: follows the progress of the training, which must then be given in steps")

@@ -7,7 +7,7 @@ documents, or each document with its own marks (packed). Not here: masks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,7 +32,7 @@ class Vocabulary(Protocol):
     @property
     def mask_id(self) -> int: ...
     @property
-    def special_ids(self) -> Sequence[int]: ...
+    def special_ids(self) -> Collection[int]: ...
     @property
     def kind(self) -> str: ...
 

@@ -190,8 +190,9 @@ def test_short_rows_first(prepared: Path, vocabulary: Any) -> None:
     tokens = settings_of(short_steps=0.5, short_length=16, length=64, batch__num_tokens=200)
     batches = open_batches(prepared, tokens, vocabulary, seed=1, total_steps=10)
     assert [max(b.lengths_B.max() for b in step) <= 16 for step in run(batches, 10)] == [True] * 5 + [False] * 5
-    with pytest.raises(ConfigError, match="short_steps"):
-        open_batches(prepared, settings, vocabulary, seed=1)
+    unknown = open_batches(prepared, settings, vocabulary, seed=1)
+    assert unknown.take({"step": 19})[0][0].input_ids_BS.shape[1] == 16, "until the end is known, as at the start"
+    assert unknown.with_steps(20).take({"step": 19})[0][0].input_ids_BS.shape[1] == 64
 
 
 def test_rate_schedule_follows_the_steps(prepared: Path, vocabulary: Any) -> None:
@@ -212,8 +213,9 @@ def test_rate_schedule_follows_the_steps(prepared: Path, vocabulary: Any) -> Non
         assert all(np.diff(rates) < 0)
         quarter = 0.4 if schedule == "linear" else 0.1 + 0.4 * (1 + np.cos(np.pi * 0.25)) / 2
         assert abs(np.interp(2.5, range(11), rates) - quarter) < 0.01
-    with pytest.raises(ConfigError, match="schedule"):
-        open_batches(prepared, settings_of(masking__schedule="linear"), vocabulary, seed=1)
+    batches = open_batches(prepared, settings, vocabulary, seed=1)
+    at_start = len(batches.take({"step": 10})[0][0].masked_positions_M)
+    assert len(batches.with_steps(11).take({"step": 10})[0][0].masked_positions_M) < 0.3 * at_start
 
 
 @pytest.mark.parametrize("repeat,same", [("static", {1, 2, 3, 4}), ("copies", {2, 4}), ("dynamic", set())])
