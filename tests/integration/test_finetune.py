@@ -19,28 +19,6 @@ from remask.tasks.specs import TASKS
 WORDS = ("red green blue cold warm big small old new fast slow dark light good bad fine").split()  # noqa: SIM905
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A network of two narrow layers with its vocabulary, never trained."""
-    from remask.model.network import build_network
-    from remask.model.settings import HeadSettings, ModelSettings
-    from remask.model.store import save_model
-    from remask.tokenizer.settings import TokenizerSettings
-    from remask.tokenizer.training import count_pieces, train_tokenizer
-
-    folder = tmp_path_factory.mktemp("model")
-    settings = TokenizerSettings(vocab_size=400)
-    counts = count_pieces([f" {word}".encode() for word in WORDS] * 5, settings, fast=False)
-    tokenizer = train_tokenizer(sorted(counts.items()), settings, use_gigatoken=False)
-    tokenizer.save(folder / "tokenizer")
-    small = ModelSettings(
-        vocab_size=tokenizer.vocab_size, num_layers=2, hidden_size=32, num_heads=2, ffn_size=64, max_length=64,
-        dropout=0.0, attention_dropout=0.0, head_dropout=0.0, norm="pre",
-    )  # fmt: skip
-    save_model(folder / "init", build_network(small, HeadSettings(masked_lm=True), seed=0), folder / "tokenizer")
-    return folder / "init"
-
-
 def write_rows(path: Path, count: int, seed: int, label) -> Path:
     """Short texts; `label` sees the words."""
     rng = np.random.default_rng(seed)
@@ -68,10 +46,10 @@ def quiet() -> Progress:
     return Progress(quiet=True)
 
 
-def test_a_classifier_learns_and_its_model_answers_the_same(model: Path, tmp_path: Path) -> None:
+def test_a_classifier_learns_and_its_model_answers_the_same(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", 320, 1, colour)
     dev = write_rows(tmp_path / "dev.jsonl", 80, 2, colour)
-    run = run_for(model, train, dev, **{"train.epochs": 6.0, "seeds": 2})
+    run = run_for(task_model, train, dev, **{"train.epochs": 6.0, "seeds": 2})
     values = finetune.main(run, tmp_path / "out", progress=quiet())
     assert values["metrics"]["accuracy"] > 0.9
     assert values["spread"]["accuracy"]["low"] <= values["metrics"]["accuracy"] <= values["spread"]["accuracy"]["high"]
@@ -99,12 +77,12 @@ def test_a_classifier_learns_and_its_model_answers_the_same(model: Path, tmp_pat
     assert finetune.main(run, tmp_path / "out", progress=quiet())["metrics"] == values["metrics"]
 
 
-def test_from_scratch_is_another_start(model: Path, tmp_path: Path) -> None:
+def test_from_scratch_is_another_start(task_model: Path, tmp_path: Path) -> None:
     from remask.model.store import open_model
 
     train = write_rows(tmp_path / "train.jsonl", 64, 1, colour)
-    setups = [finetune.prepare(run_for(model, train, None, init_weights=w), quiet()) for w in (True, False)]
-    start = open_model(model).network.state_dict()["encoder.embeddings.tokens.weight"]
+    setups = [finetune.prepare(run_for(task_model, train, None, init_weights=w), quiet()) for w in (True, False)]
+    start = open_model(task_model).network.state_dict()["encoder.embeddings.tokens.weight"]
     kept, fresh = (finetune._network(s, 7).state_dict()["encoder.embeddings.tokens.weight"] for s in setups)
     assert (kept == start).all()
     assert not (fresh == start).all()
@@ -117,29 +95,29 @@ def test_from_scratch_is_another_start(model: Path, tmp_path: Path) -> None:
         ("multilabel", lambda words: sorted({"red", "blue"} & set(words)), "f1"),
     ],
 )
-def test_numbers_and_several_labels(model: Path, tmp_path: Path, task: str, label, metric: str) -> None:
+def test_numbers_and_several_labels(task_model: Path, tmp_path: Path, task: str, label, metric: str) -> None:
     train = write_rows(tmp_path / "train.jsonl", 320, 1, label)
     dev = write_rows(tmp_path / "dev.jsonl", 80, 2, label)
     values = finetune.main(
-        run_for(model, train, dev, task=task, **{"train.epochs": 10.0}), tmp_path / "out", progress=quiet()
+        run_for(task_model, train, dev, task=task, **{"train.epochs": 10.0}), tmp_path / "out", progress=quiet()
     )
     assert values["metric"] == metric
     assert values["metrics"][metric] > 0.7
 
 
-def test_pairs(model: Path, tmp_path: Path) -> None:
+def test_pairs(task_model: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with (tmp_path / "t.jsonl").open("w") as file:
         for _ in range(200):
             a, b = rng.choice(WORDS[:4], 2)
             file.write(json.dumps({"body": a, "other": b, "topic": int(b == "red")}) + "\n")
     options = {"task": "pair", "table.text2": "other", "train.epochs": 12.0}
-    values = finetune.main(run_for(model, tmp_path / "t.jsonl", None, **options), tmp_path / "o", progress=quiet())
+    values = finetune.main(run_for(task_model, tmp_path / "t.jsonl", None, **options), tmp_path / "o", progress=quiet())
     assert values["metrics"]["accuracy"] > 0.9
     assert any("a fifth" in note for note in values["notes"])
 
 
-def test_names_are_found(model: Path, tmp_path: Path) -> None:
+def test_names_are_found(task_model: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name, count in (("train.txt", 200), ("dev.txt", 40)):
         with (tmp_path / name).open("w") as file:
@@ -148,24 +126,26 @@ def test_names_are_found(model: Path, tmp_path: Path) -> None:
                     tag = "B-TONE" if word in ("red", "blue") else "O"
                     file.write(f"{word} {tag}\n")
                 file.write("\n")
-    run = run_for(model, tmp_path / "train.txt", tmp_path / "dev.txt", task="ner", **{"train.epochs": 5.0})
+    run = run_for(task_model, tmp_path / "train.txt", tmp_path / "dev.txt", task="ner", **{"train.epochs": 5.0})
     values = finetune.main(run, tmp_path / "out", progress=quiet())
     assert values["metrics"]["f1"] > 0.9
     assert list(values["runs"][0]["table"]["classes"]) == ["TONE"]
     assert "B-TONE" in values["runs"][0]["tags"]["classes"]
 
 
-def test_patience_ends_a_seed(model: Path, tmp_path: Path) -> None:
+def test_patience_ends_a_seed(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", 64, 1, colour)
-    run = run_for(model, train, train, patience=2, **{"train.epochs": 30.0, "train.learning_rate": 1e-9})
+    run = run_for(task_model, train, train, patience=2, **{"train.epochs": 30.0, "train.learning_rate": 1e-9})
     values = finetune.main(run, tmp_path / "out", progress=quiet())
     assert len(values["runs"][0]["history"]) == 3
     assert values["runs"][0]["step"] == 4
 
 
-def test_a_stopped_run_goes_on_to_the_same_result(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_run_goes_on_to_the_same_result(
+    task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train = write_rows(tmp_path / "train.jsonl", 96, 1, colour)
-    run = run_for(model, train, None, **{"train.epochs": 4.0})
+    run = run_for(task_model, train, None, **{"train.epochs": 4.0})
     whole = finetune.main(run, tmp_path / "whole", progress=quiet())
     evaluate, count = finetune._Watch.evaluate, 0
 
@@ -189,32 +169,32 @@ def test_a_stopped_run_goes_on_to_the_same_result(model: Path, tmp_path: Path, m
     assert weights[0] == weights[1]
 
 
-def test_another_run_in_the_same_folder_is_refused_and_more_seeds_are_added(model: Path, tmp_path: Path) -> None:
+def test_another_run_in_the_same_folder_is_refused_and_more_seeds_are_added(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", 48, 1, colour)
-    run = run_for(model, train, None, **{"train.epochs": 1.0})
+    run = run_for(task_model, train, None, **{"train.epochs": 1.0})
     finetune.main(run, tmp_path / "out", progress=quiet())
-    other = run_for(model, train, None, **{"train.epochs": 2.0})
+    other = run_for(task_model, train, None, **{"train.epochs": 2.0})
     with pytest.raises(ConfigError, match=r"was made by another run(.|\n)*run\.train\.epochs: 1\.0 -> 2\.0"):
         finetune.main(other, tmp_path / "out", progress=quiet())
     write_rows(train, 48, 5, colour)
     with pytest.raises(ConfigError, match="data: "):
         finetune.main(run, tmp_path / "out", progress=quiet())
     write_rows(train, 48, 1, colour)
-    more = run_for(model, train, None, **{"train.epochs": 1.0, "seeds": 2})
+    more = run_for(task_model, train, None, **{"train.epochs": 1.0, "seeds": 2})
     assert len(finetune.main(more, tmp_path / "out", progress=quiet())["runs"]) == 2
 
 
-def test_mistakes_are_named_before_training(model: Path, tmp_path: Path) -> None:
+def test_mistakes_are_named_before_training(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", 48, 1, colour)
     dev = write_rows(tmp_path / "dev.jsonl", 10, 2, lambda words: "never seen")
     with pytest.raises(DataError, match="'never seen'"):
-        finetune.prepare(run_for(model, train, dev), quiet())
+        finetune.prepare(run_for(task_model, train, dev), quiet())
     with pytest.raises(ConfigError, match=r"task = 'clasify'.*did you mean classify"):
-        run_for(model, train, dev, task="clasify")
+        run_for(task_model, train, dev, task="clasify")
     with pytest.raises(ConfigError, match="init is needed"):
         finetune.prepare(run_for(Path(), train, dev, init=""), quiet())
     with pytest.raises(ConfigError, match="needs its files"):
-        finetune.prepare(run_for(model, train, dev, task="glue:cola", train_file=None, dev_file=None), quiet())
+        finetune.prepare(run_for(task_model, train, dev, task="glue:cola", train_file=None, dev_file=None), quiet())
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -224,11 +204,11 @@ def test_every_recipe_is_one_that_a_run_knows(name: str) -> None:
     assert run.batch.num_rows in (16, 32)
 
 
-def test_rates_follow_the_width_unless_given(model: Path, tmp_path: Path) -> None:
+def test_rates_follow_the_width_unless_given(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", 48, 1, colour)
 
     def rate(**options: Any) -> float:
-        setup = finetune.prepare(run_for(model, train, None, **options), quiet())
+        setup = finetune.prepare(run_for(task_model, train, None, **options), quiet())
         return finetune._train_settings(setup.run, setup.loaded, 5).learning_rate
 
     values = {"train.learning_rate": None}

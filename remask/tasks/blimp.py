@@ -1,0 +1,141 @@
+"""BLiMP: does a model find the grammatical sentence of a minimal pair likelier? Zero-shot, 67 paradigms.
+
+In: BLiMP's JSONL files, and a function that gives log p of masked tokens. Out: accuracy by paradigm, by the 12
+categories (`linguistics_term`) and over all. A sentence's score is its pseudo-log-likelihood (Salazar et al. 2020): the
+sum over tokens of log p(token | all others), each token masked once; the good one must score higher. Rows of a batch
+have the same length, so nothing is padding. Not here: the network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask import signals
+from remask.errors import DataError, MissingInputError
+from remask.schema import Batch
+from remask.tasks.rows import Frame
+from remask.tasks.tables import read_cells
+
+Array = np.ndarray
+ROW_TOKENS = 16384  # in one forward pass
+# Two files name a category of their own; the published tables count them among the 12.
+_CATEGORY_OF = {"s-selection": "argument_structure"}
+_FIELDS = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One minimal pair."""
+
+    good: str
+    bad: str
+    paradigm: str
+    category: str
+
+
+def read_blimp(folder: Path, max_pairs: int | None = None) -> list[Pair]:
+    """All paradigms below a folder; of each the first `max_pairs`."""
+    paths = sorted((folder / "data").glob("*.jsonl")) or sorted(folder.glob("*.jsonl"))
+    if not paths:
+        raise MissingInputError(f"{folder}: no BLiMP files (*.jsonl) there or in data/")
+    pairs: list[Pair] = []
+    for path in paths:
+        for number, cells in enumerate(read_cells(path)):
+            if max_pairs is not None and number >= max_pairs:
+                break
+            values = [cells.values.get(name) for name in _FIELDS]
+            if not all(isinstance(value, str) and value for value in values):
+                raise DataError(f"{cells.place}: a BLiMP line has {', '.join(_FIELDS)}")
+            good, bad, paradigm, term = (str(value) for value in values)
+            pairs.append(Pair(good, bad, paradigm, _CATEGORY_OF.get(term, term)))
+    return pairs
+
+
+def pseudo_log_likelihoods(
+    log_probs: Callable[[Batch], Array],
+    sentences: Sequence[Array],
+    mask_id: int,
+    advance: Callable[[int], None] = lambda rows: None,
+) -> Array:
+    """One score a sentence (ids with special tokens at both ends, which are never masked).
+
+    `log_probs` gets a batch with masked positions and labels and gives log p of each label.
+    """
+    scores = np.zeros(len(sentences))
+    for numbers, batch in _masked_batches(sentences, mask_id):
+        np.add.at(scores, numbers, np.asarray(log_probs(batch), np.float64))
+        advance(len(numbers))
+        signals.check()
+    return scores
+
+
+def _masked_batches(sentences: Sequence[Array], mask_id: int) -> Iterator[tuple[Array, Batch]]:
+    """(sentence of each row, batch): every token of every sentence masked once, rows of equal length together."""
+    lengths = np.array([len(ids) for ids in sentences])
+    for length in np.unique(lengths):
+        members = np.flatnonzero(lengths == length)
+        table = np.stack([sentences[int(i)] for i in members]).astype(np.int64)
+        places = np.arange(1, length - 1)
+        of_row = np.repeat(np.arange(len(members)), len(places))
+        place_of_row = np.tile(places, len(members))
+        most = max(1, ROW_TOKENS // int(length))
+        for start in range(0, len(of_row), most):
+            part, place = of_row[start : start + most], place_of_row[start : start + most]
+            ids, rows = table[part].copy(), np.arange(len(part))
+            labels = ids[rows, place]
+            ids[rows, place] = mask_id
+            batch = Batch(
+                ids,
+                np.full(len(part), length, np.int64),
+                masked_positions_M=rows * int(length) + place,
+                masked_labels_M=labels,
+            )
+            yield members[part], batch
+
+
+def score_pairs(
+    pairs: Sequence[Pair],
+    log_probs: Callable[[Batch], Array],
+    tokenizer: Any,
+    frame: Frame,
+    advance: Callable[[int], None] = lambda rows: None,
+) -> dict[str, Any]:
+    """Accuracies. A sentence that occurs several times is scored once."""
+    texts = sorted({text for pair in pairs for text in (pair.good, pair.bad)})
+    encoded = [frame.join([ids[: frame.room(1)]])[0] for ids in tokenizer.encode_batch(texts)]
+    score = dict(zip(texts, pseudo_log_likelihoods(log_probs, encoded, tokenizer.mask_id, advance), strict=True))
+    return summarise(pairs, [score[p.good] > score[p.bad] for p in pairs])
+
+
+def num_masked_rows(pairs: Sequence[Pair], tokenizer: Any) -> int:
+    """How many rows `score_pairs` will run, for the progress display."""
+    texts = {text for pair in pairs for text in (pair.good, pair.bad)}
+    return sum(len(ids) for ids in tokenizer.encode_batch(sorted(texts)))
+
+
+def summarise(pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, Any]:
+    """Means by paradigm, by category (the mean of its paradigms), and two overall means."""
+    by_paradigm: dict[str, list[bool]] = {}
+    category_of: dict[str, str] = {}
+    for pair, won in zip(pairs, right, strict=True):
+        by_paradigm.setdefault(pair.paradigm, []).append(won)
+        category_of[pair.paradigm] = pair.category
+    paradigms = {name: float(np.mean(wins)) for name, wins in sorted(by_paradigm.items())}
+    categories = {
+        category: float(np.mean([paradigms[name] for name in paradigms if category_of[name] == category]))
+        for category in sorted(set(category_of.values()))
+    }
+    return {
+        "metrics": {
+            "accuracy": float(np.mean(list(paradigms.values()))),
+            "category_mean": float(np.mean(list(categories.values()))),
+        },
+        "categories": categories,
+        "paradigms": paradigms,
+        "pairs": len(pairs),
+    }
