@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from remask.model.noise import Noise, Site, keep_scale
+from remask.model.noise import Noise, Site, keep_scale, masked
 
 # Shapes: B rows, S positions, N heads, K width of a head, W columns of a band (2 x window + 1).
 # Q queries and L keys of a block, X blocks of a row (1 x S x S without blocks).
@@ -35,7 +35,7 @@ class Sight:
     causal: bool = False
     document_ids_BS: torch.Tensor | None = None
     hidden_tokens_BS: torch.Tensor | None = None
-    _masks: dict[int | None, torch.Tensor | None] = field(default_factory=dict)
+    _biases: dict[tuple[int | None, torch.dtype], torch.Tensor | None] = field(default_factory=dict)
 
     def block(self, window: int | None) -> int | None:
         """The block size for a window; None: all keys at once, which is less work on short rows."""
@@ -44,13 +44,21 @@ class Sight:
         size = -(-window // _BLOCK) * _BLOCK
         return size if self.num_positions > 3 * size else None
 
-    def hidden(self, window: int | None) -> torch.Tensor | None:
-        """hidden_BNXQL (with ones where all are alike), True where a query may not look; None: all may see all."""
-        if window not in self._masks:
-            self._masks[window] = self._mask(window)
-        return self._masks[window]
+    def bias(self, window: int | None, dtype: torch.dtype) -> torch.Tensor | None:
+        """What is added to the scores, bias_BNXQL (1 where all are alike): very low where a query may not look.
 
-    def _mask(self, window: int | None) -> torch.Tensor | None:
+        Half the least number, not -inf: still an exact 0 after the softmax, but a query that sees nothing (padding)
+        does not become NaN. None: all may see all."""
+        if (window, dtype) not in self._biases:
+            hidden = self.hidden(window)
+            if hidden is not None:
+                zeros = torch.zeros(hidden.shape, dtype=dtype, device=self.device)
+                hidden = zeros.masked_fill_(hidden, torch.finfo(dtype).min / 2)
+            self._biases[window, dtype] = hidden
+        return self._biases[window, dtype]
+
+    def hidden(self, window: int | None) -> torch.Tensor | None:
+        """hidden_BNXQL, True where a query may not look; None: all may see all."""
         query_XQ1, key_X1L = self.indices(self.block(window))
         found: list[torch.Tensor] = []
         if min(self.lengths) < self.num_positions or self.block(window) is not None:
@@ -97,38 +105,34 @@ def attend(
 ) -> torch.Tensor:
     """attended_BNSK. `noise` None: no dropout."""
     block = sight.block(window)
-    hidden = sight.hidden(window)
-    dropped = None
+    bias = sight.bias(window, qkv_3BNSK.dtype)
+    kept = None
     if noise is not None and dropout > 0.0:
-        dropped = _dropped(sight, window, block, noise, dropout, layer, qkv_3BNSK.shape[2])
+        kept = _kept(sight, window, block, noise, dropout, layer, qkv_3BNSK.shape[2])
     size = qkv_3BNSK.shape[3]
     if block is not None and size % block:
         qkv_3BNSK = F.pad(qkv_3BNSK, (0, 0, 0, block - size % block))
     if kernel == "auto":
         kernel = "products" if qkv_3BNSK.device.type == "cpu" and (block or size) < _LONG else "sdpa"
-    if kernel == "products" or dropped is not None:  # the library's dropout would draw from a global state
+    if kernel == "products" or kept is not None:  # the library's dropout would draw from a global state
         with torch.autocast(qkv_3BNSK.device.type, enabled=False):  # one precision, forward and backward
-            attended_BNSK = _Products.apply(qkv_3BNSK, block, hidden, dropped, keep_scale(dropout))
+            attended_BNSK = _Products.apply(qkv_3BNSK, block, bias, kept, keep_scale(dropout))
     else:
-        attended_BNSK = _library(qkv_3BNSK, block, hidden)
+        attended_BNSK = _library(qkv_3BNSK, block, bias)
     return attended_BNSK[:, :, :size]
 
 
-def _dropped(
+def _kept(
     sight: Sight, window: int | None, block: int | None, noise: Noise, dropout: float, layer: int, num_heads: int
 ) -> torch.Tensor:
-    """dropped_BNXQL. With a window the decisions belong to (query, distance), so blocks do not change them."""
+    """kept_BNXQL. With a window the decisions belong to (query, distance), so blocks do not change them."""
     width = None if window is None else 2 * window + 1
-    dropped_BNSW = noise.dropped_square(
-        layer, dropout, sight.lengths, num_heads, width, sight.num_positions, sight.device
-    )
+    kept_BNSW = noise.kept_square(layer, dropout, sight.lengths, num_heads, width, sight.num_positions, sight.device)
     if window is None:
-        return dropped_BNSW[:, :, None]
-    assert width is not None
+        return kept_BNSW[:, :, None]
     query_XQ1, key_X1L = sight.indices(block)
-    column_XQL = (key_X1L - query_XQ1 + window).clamp(0, width - 1)
-    query_XQ1 = query_XQ1.clamp(max=sight.num_positions - 1)
-    return dropped_BNSW[:, :, query_XQ1, column_XQL]
+    column_XQL = (key_X1L - query_XQ1 + window).clamp(0, 2 * window)
+    return kept_BNSW[:, :, query_XQ1.clamp(max=sight.num_positions - 1), column_XQL]
 
 
 def _split(x_BNSK: torch.Tensor, block: int | None) -> torch.Tensor:
@@ -154,59 +158,57 @@ def _gather_neighbours(grad_BNXLK: torch.Tensor, block: int | None) -> torch.Ten
     return total.flatten(2, 3)
 
 
-def _library(qkv_3BNSK: torch.Tensor, block: int | None, hidden: torch.Tensor | None) -> torch.Tensor:
-    q, k, v = qkv_3BNSK
-    q, k, v = _split(q, block), _neighbours(k, block), _neighbours(v, block)
-    if hidden is None:
+def _library(qkv_3BNSK: torch.Tensor, block: int | None, bias: torch.Tensor | None) -> torch.Tensor:
+    q, k, v = _operands(qkv_3BNSK, block)
+    if bias is None:
         return F.scaled_dot_product_attention(q[:, :, 0], k[:, :, 0], v[:, :, 0])
-    # Blocks become rows. A query that sees nothing (padding) sees everything instead: its result is never used,
-    # and NaN there would reach the gradients.
-    seen = ~hidden.expand(q.shape[0], 1, q.shape[2], -1, -1)
-    seen = (seen | ~seen.any(-1, keepdim=True)).transpose(1, 2).flatten(0, 1)
-    rows = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]
-    attended = F.scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=seen)
+    rows = [x.transpose(1, 2).flatten(0, 1) for x in (q, k, v)]  # blocks become rows
+    bias = bias.expand(q.shape[0], -1, q.shape[2], -1, -1).transpose(1, 2).flatten(0, 1)
+    attended = F.scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=bias)
     return attended.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2).flatten(2, 3)
 
 
 class _Products(torch.autograd.Function):
-    """softmax(Q K^T / sqrt(K)) V as batched products; saves its input, the probabilities and what was dropped."""
+    """softmax(Q K^T / sqrt(K)) V as batched products; saves its input, the probabilities and what was kept.
+
+    Factors are applied to the narrow operands, not to the S x S ones."""
 
     @staticmethod
     def forward(
         ctx: Any,
         qkv_3BNSK: torch.Tensor,
         block: int | None,
-        hidden: torch.Tensor | None,
-        dropped: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        kept: torch.Tensor | None,
         scale: float,
     ) -> torch.Tensor:
         q, k, v = _operands(qkv_3BNSK, block)
-        scores = torch.matmul(q, k.transpose(-1, -2)).mul_(q.shape[-1] ** -0.5)
-        if hidden is not None:
-            # The least finite number, not -inf: a query that sees nothing (padding) must not become NaN.
-            scores.masked_fill_(hidden, torch.finfo(scores.dtype).min)
-        probs_BNXQL = torch.softmax(scores, dim=-1)
-        ctx.save_for_backward(qkv_3BNSK, probs_BNXQL, *([] if dropped is None else [dropped]))
+        scores_BNXQL = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+        if bias is not None:
+            scores_BNXQL += bias
+        probs_BNXQL = torch.softmax(scores_BNXQL, dim=-1)
+        ctx.save_for_backward(qkv_3BNSK, probs_BNXQL, *([] if kept is None else [kept]))
         ctx.block, ctx.scale = block, scale
-        kept = probs_BNXQL if dropped is None else probs_BNXQL.masked_fill(dropped, 0.0).mul_(scale)
-        return torch.matmul(kept, v).flatten(2, 3)
+        if kept is None:
+            return torch.matmul(probs_BNXQL, v).flatten(2, 3)
+        return torch.matmul(masked(probs_BNXQL, kept), v).mul_(scale).flatten(2, 3)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         qkv_3BNSK, probs, *rest = ctx.saved_tensors
         q, k, v = _operands(qkv_3BNSK, ctx.block)
         grad = grads[0].unflatten(2, (-1, q.shape[3]))
-        kept = probs.masked_fill(rest[0], 0.0).mul_(ctx.scale) if rest else probs
-        grad_v = torch.matmul(kept.transpose(-1, -2), grad)
+        if rest:
+            grad = grad * ctx.scale
+        grad_v = torch.matmul((masked(probs, rest[0]) if rest else probs).transpose(-1, -2), grad)
         grad_probs = torch.matmul(grad, v.transpose(-1, -2))
         if rest:
-            grad_probs.masked_fill_(rest[0], 0.0).mul_(ctx.scale)
-        grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype).mul_(q.shape[-1] ** -0.5)
-        grad_q = torch.matmul(grad_scores, k)
-        grad_k = torch.matmul(grad_scores.transpose(-1, -2), q)
+            grad_probs = masked(grad_probs, rest[0])
+        grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
+        factor = q.shape[-1] ** -0.5
         grad_qkv = torch.empty_like(qkv_3BNSK)
-        grad_qkv[0] = grad_q.flatten(2, 3)
-        grad_qkv[1] = _gather_neighbours(grad_k, ctx.block)
+        torch.mul(torch.matmul(grad_scores, k).flatten(2, 3), factor, out=grad_qkv[0])
+        grad_qkv[1] = _gather_neighbours(torch.matmul(grad_scores.transpose(-1, -2), q * factor), ctx.block)
         grad_qkv[2] = _gather_neighbours(grad_v, ctx.block)
         return grad_qkv, None, None, None, None
 
@@ -253,7 +255,6 @@ def rotate(qkv_3BNSK: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -
 
 def hidden_tokens(noise: Noise, prob: float, lengths: Sequence[int], size: int, device: torch.device) -> torch.Tensor:
     """hidden_BS: tokens that nobody else sees in this step; the first token of a row is never hidden."""
-    flat = noise.dropped(0, Site.HIDDEN_TOKENS, prob, [size] * len(lengths), device)
-    hidden_BS = flat.view(len(lengths), size).clone()
+    hidden_BS = noise.kept(0, Site.HIDDEN_TOKENS, prob, [size] * len(lengths), device).view(-1, size) == 0
     hidden_BS[:, 0] = False
     return hidden_BS

@@ -1,6 +1,6 @@
 """Randomness in training as a pure function of (seed, step, example id, layer, site): dropout without any state.
 
-In: the keys of a batch's rows. Out: which values to drop, one stream of bits per row, so that noise does not depend on
+In: the keys of a batch's rows. Out: which values to keep, one stream of bits per row, so that noise does not depend on
 padding, micro-batches or ranks, a resumed run repeats it, and a recomputed layer sees the same.
 A value is dropped when 16 random bits are below round(prob x 65,536): the realised chance is within 8e-6 of `prob`,
 and what is kept is scaled by exactly the realised one. On the CPU the bits are SFC64's (measured here: 0.65 ms per
@@ -19,6 +19,7 @@ import torch
 # Shapes: B rows, T real tokens of all rows, S positions, N heads, W columns of a band, D width.
 
 _LEVELS = 65_536
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a value -> integers as wide
 _GOLDEN = 0x9E3779B97F4A7C15  # the step of splitmix64, whose finaliser mixes our keys
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -46,16 +47,16 @@ class Noise:
         self._bits = np.random.SFC64(0)  # its state is set anew for every row and site
         self._state = self._bits.state
 
-    def dropped(self, layer: int, site: Site, prob: float, counts: Sequence[int], device: torch.device) -> torch.Tensor:
-        """The first counts[b] decisions of every row b, one after the other; True: drop."""
+    def kept(self, layer: int, site: Site, prob: float, counts: Sequence[int], device: torch.device) -> torch.Tensor:
+        """The first counts[b] decisions of every row b, end to end, as int16 for `masked`: -1 keep, 0 drop."""
         assert len(counts) == len(self._keys_B), "noise of another batch"
         threshold = _threshold(prob)
         keys_B = _mix(self._keys_B + _word(1 + layer * 16 + site))
         if device.type == "cpu":
-            return self._dropped_drawn(keys_B, threshold, counts)
-        return _dropped_hashed(keys_B, threshold, counts, device)
+            return self._kept_drawn(keys_B, threshold, counts)
+        return _kept_hashed(keys_B, threshold, counts, device)
 
-    def _dropped_drawn(self, keys_B: np.ndarray, threshold: int, counts: Sequence[int]) -> torch.Tensor:
+    def _kept_drawn(self, keys_B: np.ndarray, threshold: int, counts: Sequence[int]) -> torch.Tensor:
         dropped = np.empty(sum(counts), dtype=bool)
         words_B3 = np.stack([_mix(keys_B + _word(i)) for i in (1, 2, 3)], axis=1)
         start = 0
@@ -66,32 +67,32 @@ class Noise:
             bits = self._bits.random_raw((count + 3) // 4).view(np.uint16)
             np.less(bits[:count], threshold, out=dropped[start : start + count])
             start += count
-        return torch.from_numpy(dropped)
+        return torch.from_numpy(dropped.view(np.int8)).to(torch.int16).sub_(1)
 
     def drop(self, x_TD: torch.Tensor, prob: float, layer: int, site: Site, lengths: Sequence[int]) -> torch.Tensor:
         """Dropout on rows of lengths[b] tokens each, which stand one after the other."""
         if prob == 0.0:
             return x_TD
         counts = [length * x_TD.shape[1] for length in lengths]
-        dropped_TD = self.dropped(layer, site, prob, counts, x_TD.device).view_as(x_TD)
-        return _Drop.apply(x_TD, dropped_TD, keep_scale(prob))
+        kept_TD = self.kept(layer, site, prob, counts, x_TD.device).view_as(x_TD)
+        return _Drop.apply(x_TD, kept_TD, keep_scale(prob))
 
-    def dropped_square(
+    def kept_square(
         self, layer: int, prob: float, lengths: Sequence[int], num_heads: int, width: int | None, size: int, device: Any
     ) -> torch.Tensor:
-        """Attention probabilities to drop, dropped_BNSS, or dropped_BNSW for a band of `width` columns.
+        """Attention probabilities to keep, kept_BNSS, or kept_BNSW for a band of `width` columns.
 
         A row draws only for its real tokens, so that padding does not shift its stream."""
         columns = [width or length for length in lengths]
         counts = [num_heads * length * column for length, column in zip(lengths, columns, strict=True)]
-        flat = self.dropped(layer, Site.PROBABILITIES, prob, counts, device)
+        flat = self.kept(layer, Site.PROBABILITIES, prob, counts, device)
         if all(length == size for length in lengths):
             return flat.view(len(lengths), num_heads, size, width or size)
-        dropped_BNSW = flat.new_zeros(len(lengths), num_heads, size, width or size)
+        kept_BNSW = flat.new_full((len(lengths), num_heads, size, width or size), -1)
         parts = flat.split(counts)
-        for target, part, length, column in zip(dropped_BNSW, parts, lengths, columns, strict=True):
+        for target, part, length, column in zip(kept_BNSW, parts, lengths, columns, strict=True):
             target[:, :length, :column] = part.view(num_heads, length, column)
-        return dropped_BNSW
+        return kept_BNSW
 
 
 def keep_scale(prob: float) -> float:
@@ -99,19 +100,25 @@ def keep_scale(prob: float) -> float:
     return _LEVELS / (_LEVELS - _threshold(prob))
 
 
+def masked(x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """x where kept, 0 elsewhere: its bits and the mask's, which is many times faster than masked_fill on CPUs."""
+    kind = _INTEGERS[x.element_size()]
+    return (x.view(kind) & kept.to(kind)).view(x.dtype)
+
+
 class _Drop(torch.autograd.Function):
-    """Zero where dropped, scaled elsewhere; saves one byte a value."""
+    """Zero where dropped, scaled elsewhere; saves two bytes a value."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, dropped: torch.Tensor, scale: float) -> torch.Tensor:
-        ctx.save_for_backward(dropped)
+    def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
+        ctx.save_for_backward(kept)
         ctx.scale = scale
-        return x.masked_fill(dropped, 0.0).mul_(scale)
+        return masked(x, kept).mul_(scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        (dropped,) = ctx.saved_tensors
-        return grads[0].masked_fill(dropped, 0.0).mul_(ctx.scale), None, None
+        (kept,) = ctx.saved_tensors
+        return masked(grads[0], kept).mul_(ctx.scale), None, None
 
 
 def _threshold(prob: float) -> int:
@@ -130,9 +137,10 @@ def _mix(words: np.ndarray) -> np.ndarray:
     return words ^ (words >> np.uint64(31))
 
 
-def _dropped_hashed(keys_B: np.ndarray, threshold: int, counts: Sequence[int], device: torch.device) -> torch.Tensor:
+def _kept_hashed(keys_B: np.ndarray, threshold: int, counts: Sequence[int], device: torch.device) -> torch.Tensor:
     rows = zip(keys_B.tolist(), counts, strict=True)
-    return torch.cat([_hashed(key, count, device) < threshold for key, count in rows])
+    dropped = torch.cat([_hashed(key, count, device) < threshold for key, count in rows])
+    return dropped.to(torch.int16).sub_(1)
 
 
 def _hashed(key: int, count: int, device: torch.device) -> torch.Tensor:

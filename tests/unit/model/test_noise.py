@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def dropped(noise: Noise, counts: list[int], layer: int = 1, site: Site = Site.FFN, prob: float = 0.3) -> torch.Tensor:
-    return noise.dropped(layer, site, prob, counts, CPU)
+    return noise.kept(layer, site, prob, counts, CPU) == 0
 
 
 def test_the_same_keys_give_the_same_noise() -> None:
@@ -69,6 +69,13 @@ def test_values_and_gradients_are_dropped_alike() -> None:
     assert torch.equal(x.grad, y.detach())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_masked_is_exact_in_every_precision(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.5, -2.0, float("inf"), -0.0, float("nan")], dtype=dtype)
+    kept = torch.tensor([-1, 0, 0, -1, 0], dtype=torch.int16)
+    assert module.masked(x, kept).tolist() == [1.5, 0.0, 0.0, -0.0, 0.0]
+
+
 def test_no_dropout_is_the_input_itself() -> None:
     x = torch.ones(2, 2)
     assert Noise(1, 1, [1, 2]).drop(x, 0.0, 0, Site.FFN, [1, 1]) is x
@@ -84,19 +91,19 @@ def test_torchs_and_numpys_global_states_stay() -> None:
 
 
 def test_squares_draw_for_real_tokens_only() -> None:
-    short = Noise(1, 2, [8]).dropped_square(0, 0.5, [5], 2, None, 5, CPU)
-    padded = Noise(1, 2, [7, 8]).dropped_square(0, 0.5, [9, 5], 2, None, 9, CPU)
+    short = Noise(1, 2, [8]).kept_square(0, 0.5, [5], 2, None, 5, CPU)
+    padded = Noise(1, 2, [7, 8]).kept_square(0, 0.5, [9, 5], 2, None, 9, CPU)
     assert torch.equal(padded[1, :, :5, :5], short[0])
-    assert not padded[1, :, 5:].any()
-    band = Noise(1, 2, [7, 8]).dropped_square(0, 0.5, [9, 5], 2, 3, 9, CPU)
-    assert torch.equal(band[1, :, :5], Noise(1, 2, [8]).dropped_square(0, 0.5, [5], 2, 3, 5, CPU)[0])
+    assert (padded[1, :, 5:] == -1).all()
+    band = Noise(1, 2, [7, 8]).kept_square(0, 0.5, [9, 5], 2, 3, 9, CPU)
+    assert torch.equal(band[1, :, :5], Noise(1, 2, [8]).kept_square(0, 0.5, [5], 2, 3, 5, CPU)[0])
 
 
 def test_the_hash_for_other_devices_keeps_the_promises() -> None:
     """Run on the CPU here: only integer operations that every device has."""
     keys = np.array([12345, 2**63 + 99], dtype=np.uint64)
-    together = module._dropped_hashed(keys, 6554, [100_001, 50_000], CPU)
-    alone = module._dropped_hashed(keys[1:], 6554, [20_000], CPU)
+    together = module._kept_hashed(keys, 6554, [100_001, 50_000], CPU) == 0
+    alone = module._kept_hashed(keys[1:], 6554, [20_000], CPU) == 0
     assert torch.equal(together[100_001:120_001], alone)
     assert abs(together.float().mean().item() - 0.1) < 0.004
     values = module._hashed(7, 4, CPU)
