@@ -138,18 +138,18 @@ def _mix(words: np.ndarray) -> np.ndarray:
 
 
 def _kept_hashed(keys_B: np.ndarray, threshold: int, counts: Sequence[int], device: torch.device) -> torch.Tensor:
-    rows = zip(keys_B.tolist(), counts, strict=True)
-    dropped = torch.cat([_hashed(key, count, device) < threshold for key, count in rows])
-    return dropped.to(torch.int16).sub_(1)
+    kept_BC = (_hashed(keys_B, max(counts), device) < threshold).to(torch.int16).sub_(1)
+    return torch.cat([row[:count] for row, count in zip(kept_BC, counts, strict=True)])
 
 
-def _hashed(key: int, count: int, device: torch.device) -> torch.Tensor:
-    """`count` values of 0..65,535 by hashing (key, index), with the integer operations that every device has."""
-    z = torch.arange(1, (count + 3) // 4 + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN) + _signed(key)
+def _hashed(keys_B: np.ndarray, count: int, device: torch.device) -> torch.Tensor:
+    """`count` values of 0..65,535 a row by hashing (key, index), with integer operations that every device has."""
+    keys_B1 = torch.from_numpy(keys_B.view(np.int64)).to(device)[:, None]
+    z = torch.arange(1, (count + 3) // 4 + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN) + keys_B1
     z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)
     z = z ^ _shifted(z, 31)
-    return z.view(torch.int16)[:count].to(torch.int32) & 0xFFFF
+    return z.view(torch.int16)[:, :count].to(torch.int32) & 0xFFFF
 
 
 def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:

@@ -106,7 +106,7 @@ def test_the_hash_for_other_devices_keeps_the_promises() -> None:
     alone = module._kept_hashed(keys[1:], 6554, [20_000], CPU) == 0
     assert torch.equal(together[100_001:120_001], alone)
     assert abs(together.float().mean().item() - 0.1) < 0.004
-    values = module._hashed(7, 4, CPU)
+    values = module._hashed(np.array([7], dtype=np.uint64), 4, CPU)[0]
     with np.errstate(over="ignore"):
         word = module._mix(np.array([7 + module._GOLDEN], dtype=np.uint64))
     assert values.tolist() == word.view(np.uint16).tolist()
