@@ -18,7 +18,8 @@ from remask.text.shingles import share_of_symbols
 
 # C0 and C1 controls but tab and newline, and the byte order mark; U+0085 is a newline in some old files.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
-_LINE_END_SPACE = re.compile(r"[^\S\n]+\n")
+# The look-behind lets a match start only where a run of spaces does: long runs would take quadratic time.
+_LINE_END_SPACE = re.compile(r"(?<![^\S\n])[^\S\n]++\n")
 _SPACES = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
 _EMPTY_LINES = re.compile(r"\n\s*\n")
 # What a joined line must not swallow: list items, indented lines, table rows, prompts.

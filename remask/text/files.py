@@ -186,6 +186,10 @@ class Stream(io.RawIOBase):
         buffer[: len(part)] = part
         return len(part)
 
+    def tell(self) -> int:
+        """Where the next byte stands in what the file unpacks to."""
+        return self._given - len(self._rest)
+
     def block(self, size: int = BLOCK) -> bytes:
         """The next bytes, at least `size` unless the file ends; empty at its end."""
         parts = [self._rest] if self._rest else []

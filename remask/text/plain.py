@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from remask.text.files import InputFile, as_utf8, open_stream
@@ -35,7 +36,9 @@ LAYOUT_LINES = {
 def read_text(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
     """The documents of a plain-text file or of a byte range of one."""
     separator = _SEPARATORS[reading.layout]
-    for offset, data in split_records(portion_blocks(portion, reading), separator, reading):
+    dropping = reading.settings.long_documents == "drop"
+    blocks = portion_blocks(portion, reading)
+    for offset, data in split_records(blocks, separator, reading.max_bytes, dropping, reading.changed):
         place = portion.at(f"byte {portion.start + offset}")
         if data is None:
             yield Drop("too long", place, f"over {reading.max_bytes:,} bytes")
@@ -52,11 +55,14 @@ def portion_blocks(portion: Portion, reading: Reading) -> Iterator[bytes]:
 
 
 def split_records(
-    blocks: Iterable[bytes], separator: re.Pattern[bytes] | None, reading: Reading
+    blocks: Iterable[bytes],
+    separator: re.Pattern[bytes] | None,
+    limit: int,
+    dropping: bool,
+    changed: Counter[str],
 ) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, bytes) of everything between separators, blank ones left out. Over-long ones are cut into several, or
-    come once as (offset, None), as the settings say. Damage of the file is raised after what came before it."""
-    limit, dropping = reading.max_bytes, reading.settings.long_documents == "drop"
+    """(offset, bytes) of everything between separators, blank ones left out. Those over the limit come once as
+    (offset, None) if `dropping`, else cut into several. Damage of the file is raised after what came before it."""
     buffer, offset, skipping, in_pieces = b"", 0, False, False
     blocks = iter(blocks)
     damage: Damaged | None = None
@@ -71,7 +77,7 @@ def split_records(
             end, after = match.span()
             # A separator at the end of the buffer may go on in the next block; what follows then is blank.
             if not skipping:
-                yield from _whole(buffer[position:end], offset + position, reading, in_pieces)
+                yield from _whole(buffer[position:end], offset + position, limit, dropping, changed, in_pieces)
             skipping = in_pieces = False
             position = after
         if position == 0 and (blank := _BLANK_ONLY.match(buffer)) and not in_pieces and not skipping:
@@ -88,7 +94,7 @@ def split_records(
                 cut = keep if 0 < len(buffer) - keep < limit and keep > 0 else len(buffer)
             else:
                 if not in_pieces:
-                    reading.changed["too long: cut"] += 1
+                    changed["too long: cut"] += 1
                 in_pieces = True
                 cut = cut_point(buffer, limit)
                 yield offset, buffer[:cut]
@@ -96,22 +102,23 @@ def split_records(
             buffer = buffer[cut:]
         if block is None:
             if buffer and not skipping:
-                yield from _whole(buffer, offset, reading, in_pieces)
+                yield from _whole(buffer, offset, limit, dropping, changed, in_pieces)
             if damage:
                 raise damage
             return
 
 
-def _whole(data: bytes, offset: int, reading: Reading, in_pieces: bool) -> Iterator[tuple[int, bytes | None]]:
+def _whole(
+    data: bytes, offset: int, limit: int, dropping: bool, changed: Counter[str], in_pieces: bool
+) -> Iterator[tuple[int, bytes | None]]:
     """A finished record, cut or dropped if it is too long after all."""
     if not data or data.isspace():
         return
-    limit = reading.max_bytes
-    if len(data) > limit and reading.settings.long_documents == "drop":
+    if len(data) > limit and dropping:
         yield offset, None
         return
     if len(data) > limit and not in_pieces:
-        reading.changed["too long: cut"] += 1
+        changed["too long: cut"] += 1
     while len(data) > limit:
         cut = cut_point(data, limit)
         yield offset, data[:cut]
@@ -156,9 +163,9 @@ def _tail(file: InputFile) -> bytes:
 
 def is_wrapped(text: str, min_lines: int = 20) -> bool:
     """Was the text wrapped at a fixed width? Then the next line's first word would not have fitted onto the line."""
-    lines = text.splitlines()
-    if len(lines) < min_lines:
+    if text.count("\n") < min_lines:
         return False
+    lines = text[:_SAMPLE_BYTES].splitlines()
     pairs = [(a, b) for a, b in itertools.pairwise(lines) if a.strip() and b.strip()]
     if len(pairs) < min_lines:
         return False

@@ -29,7 +29,8 @@ _MIN_CHARS = 200
 STANDARD_LIBRARY = "python"
 # Lines that stand for themselves: prompts, list items, directives, field lists, tables, underlines.
 _OWN_LINE = re.compile(r"(?:>>>|\.\.\.|\.\. |[-*+] |\d+[.)] |[:@|+\\]|[-=~^]{3,}|\w+ : )")
-_SENTENCE_LIKE = re.compile(r"[A-Za-z`*\"'(]")
+_MIN_WRAPPED = 45  # a shorter line was not ended by the margin
+_GOES_ON = re.compile(r"[A-Za-z`*\"'(]")
 
 
 def find_modules(place: str) -> list[InputFile]:
@@ -117,18 +118,19 @@ def _arguments(arguments: ast.arguments) -> list[str]:
 def paragraphs(text: str) -> str:
     """Docstrings are wrapped by hand; a wrapped line that goes on at the same depth joins the line before it."""
     lines: list[str] = []
-    depth = -1  # of the open paragraph; -1: none is open
+    depth, width = -1, 0  # of the open paragraph (-1: none is open) and of its last line
     for line in text.expandtabs().split("\n"):
         words = line.strip()
         indent = len(line) - len(line.lstrip())
         if not words:
             depth = -1
             lines.append("")
-        elif depth >= 0 and indent == depth and not _OWN_LINE.match(words) and _SENTENCE_LIKE.match(words):
+        elif indent == depth and width > _MIN_WRAPPED and _GOES_ON.match(words) and not _OWN_LINE.match(words):
             lines[-1] += f" {words}"
         else:
             lines.append(words if indent == 0 else " " * min(indent, 8) + words)
             depth = -1 if words.startswith((">>>", "...", "|", "+", "---", "===")) else indent
+        width = len(words)
     return "\n".join(lines)
 
 

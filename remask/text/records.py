@@ -6,9 +6,11 @@ Every record of a source is yielded exactly once, as a `Document` or as a `Drop`
 
 from __future__ import annotations
 
-import os
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from remask.schema import Document
 from remask.text.settings import Layout, ReadSettings, SourceSettings
@@ -49,9 +51,6 @@ class Portion:
     def at(self, record: str) -> str:
         return f"{self.place}:{record}"
 
-    def open_size(self) -> int:
-        return os.stat(self.path).st_size
-
 
 @dataclass
 class Reading:
@@ -75,6 +74,32 @@ class Reading:
                 return Drop("invalid UTF-8", place, f"byte {error.start} of the record")
             self.changed["invalid UTF-8 replaced"] += 1
             return Document(data.decode(errors="replace"), place)
+
+    def fitted(self, text: str, place: str) -> Iterator[Document | Drop]:
+        """A text that a record held, cut or dropped if it is too long for a document."""
+        if len(text) * 4 <= self.max_bytes or len(data := text.encode("utf-8", "replace")) <= self.max_bytes:
+            yield Document(text, place)
+        elif self.settings.long_documents == "drop":
+            yield Drop("too long", place, f"over {self.max_bytes:,} bytes")
+        else:
+            self.changed["too long: cut"] += 1
+            while data:
+                end = cut_point(data, self.max_bytes) if len(data) > self.max_bytes else len(data)
+                yield Document(data[:end].decode("utf-8", "replace"), place)
+                data = data[end:]
+
+    def outside_dates(self, value: Any) -> str:
+        """Empty, or why a record with this date (ISO text or a date) is not wanted."""
+        first, last = self.source.date_from, self.source.date_to
+        if first is None and last is None:
+            return ""
+        day = str(value)[:10]
+        if not _DAY.fullmatch(day):
+            return "no date"
+        return "outside the dates" if (first and day < first) or (last and day > last) else ""
+
+
+_DAY = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 def cut_point(data: bytes, limit: int) -> int:

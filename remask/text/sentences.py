@@ -12,7 +12,7 @@ import sentencex
 
 from remask.text.settings import SentenceSettings
 
-_LINE_START = re.compile(r"(?:\A|\n)\s*(?=\S)")
+_LINE_START = re.compile(r"(?:\A|\n)[^\S\n]*+(?=\S)")
 _SPACE = re.compile(r"\s*")
 
 

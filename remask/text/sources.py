@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from remask.text import plain
+from remask.text import plain, tables, web
 from remask.text.files import InputFile
 from remask.text.plain import BLANK_LINE, LINE_END
 from remask.text.pydocs import read_module
 from remask.text.records import Damaged, Document, Drop, Portion, Reading
 from remask.text.settings import Layout
+from remask.text.wikipedia import read_wikipedia
 
 Reader = Callable[[Portion, Reading], Iterator[Document | Drop]]
 PORTION_BYTES = 16 << 20
@@ -28,6 +29,15 @@ def read_unknown(portion: Portion, reading: Reading) -> Iterator[Document | Drop
 
 READERS: dict[str, Reader] = {
     "text": plain.read_text,
+    "jsonl": tables.read_jsonl,
+    "csv": tables.read_csv,
+    "tsv": tables.read_csv,
+    "parquet": tables.read_parquet,
+    "arrow": tables.read_arrow,
+    "hf": tables.read_hf,
+    "html": web.read_html,
+    "warc": web.read_warc,
+    "wikipedia": read_wikipedia,
     "pydocs": read_module,
     "unknown": read_unknown,
 }
@@ -55,9 +65,11 @@ def portions(files: list[InputFile], source: int, layout: Layout) -> Iterator[Po
                 cuts = _cuts(file, LINE_END)
             elif file.kind == "text" and layout == "blank":
                 cuts = _cuts(file, BLANK_LINE)
+            elif file.kind == "parquet":
+                cuts = tables.parquet_groups(file.path, PORTION_BYTES)
         ends: list[int | None] = [*cuts[1:], None]
         for start, end in zip(cuts, ends, strict=True):
-            size = (file.size if end is None else end) - start
+            size = file.size // len(cuts)
             yield Portion(source, file.path, file.place, file.kind, file.compression, start, end, size)
 
 

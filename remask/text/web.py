@@ -1,0 +1,149 @@
+"""Web pages -> their main text: HTML files, and the responses in WARC files (CC-News is such).
+
+Pages come as bytes of any encoding. The extractor is a choice: resiliparse is fast, trafilatura (an extra) precise.
+WARC also carries plain text (WET files). Not here: language and date filters, which all sources share.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from remask.errors import UnavailableError
+from remask.text.files import Stream, open_stream
+from remask.text.records import Damaged, Document, Drop, Portion, Reading
+
+# Extraction takes time quadratic in the depth, so pages that are nothing but depth are refused.
+_MAX_DEPTH = 1000
+_MAX_PAGE_BYTES = 16 << 20
+_TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
+# Elements that are empty, or that close by themselves when the next one opens.
+_NO_DEPTH = re.compile(
+    r"(?i:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr|p|li|dt|dd|option|tr|td|th|tbody|thead|tfoot"
+    r"|colgroup|html|head|body|script|style)"
+)
+_PAGE_TYPES = ("text/html", "application/xhtml+xml")
+
+
+def read_html(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
+    """One file, one page."""
+    with open_stream(portion.path, portion.compression, reading.source.max_expansion) as stream:
+        data = stream.block(_MAX_PAGE_BYTES + 1)
+    yield from page(data, "", portion.place, reading)
+
+
+def page(data: bytes, charset: str, place: str, reading: Reading) -> Iterator[Document | Drop]:
+    """The main text of a page as a document."""
+    if len(data) > _MAX_PAGE_BYTES:
+        yield Drop("too long", place, f"a page over {_MAX_PAGE_BYTES:,} bytes")
+        return
+    html = _decoded(data, charset)
+    if html.count("<") > _MAX_DEPTH and _depth(html) > _MAX_DEPTH:
+        yield Drop("too deeply nested", place)
+        return
+    text = EXTRACTORS[reading.settings.extractor](html)
+    if not text.strip():
+        yield Drop("no main text", place)
+        return
+    yield from reading.fitted(text, place)
+
+
+def _decoded(data: bytes, charset: str) -> str:
+    from resiliparse.parse.encoding import bytes_to_str, detect_encoding  # pyrefly: ignore[missing-import]
+
+    return bytes_to_str(data, charset or detect_encoding(data), "replace", ("utf-8", "windows-1252"))
+
+
+def _depth(html: str) -> int:
+    depth = deepest = 0
+    for match in _TAG.finditer(html):
+        if not _NO_DEPTH.fullmatch(match[2]):
+            depth += -1 if match[1] else 1
+            deepest = max(deepest, depth)
+    return deepest
+
+
+def _resiliparse(html: str, main_content: bool = True) -> str:
+    from resiliparse.extract.html2text import extract_plain_text  # pyrefly: ignore[missing-import]
+
+    return extract_plain_text(html, main_content=main_content, list_bullets=False, links=False, alt_texts=False)
+
+
+def _everything(html: str) -> str:
+    return _resiliparse(html, main_content=False)
+
+
+def _trafilatura(html: str) -> str:
+    try:
+        import trafilatura
+    except ImportError:
+        raise UnavailableError(
+            "reading.extractor trafilatura needs the html extra: pip install 'remask[html]'"
+        ) from None
+    return trafilatura.extract(html) or ""
+
+
+EXTRACTORS = {"resiliparse": _resiliparse, "trafilatura": _trafilatura, "all": _everything}
+
+
+# ----------------------------------------------------------------------------------------------------- WARC
+
+
+def read_warc(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
+    """Responses and conversions (plain text); other records are about the crawl, not of it."""
+    from fastwarc.warc import ArchiveIterator, WarcRecordType
+
+    wanted = WarcRecordType.response | WarcRecordType.conversion
+    with open_stream(portion.path, portion.compression, reading.source.max_expansion) as stream:
+        try:
+            source: Any = _Readable(stream)
+            for record in ArchiveIterator(source, record_types=wanted, parse_http=True, stream_detect=False):
+                yield from _record(record, portion, reading)
+        except Damaged:
+            raise
+        except (OSError, ValueError, RuntimeError) as error:
+            raise Damaged("damaged file", f"{type(error).__name__}: {error}"[:200]) from error
+
+
+class _Readable:
+    """The three calls that fastwarc makes; it stops hard on a stream that cannot say where it is."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def read(self, size: int = -1) -> bytes:
+        return self._stream.read(size if size > 0 else 1 << 16) or b""
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._stream.tell()
+
+
+def _record(record: Any, portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
+    address = record.headers.get("WARC-Target-URI") or ""
+    place = portion.at(f"byte {record.stream_pos}" + (f" {address}" if address else ""))
+    if reason := reading.outside_dates(record.headers.get("WARC-Date")):
+        yield Drop(reason, place, str(record.headers.get("WARC-Date"))[:40])
+        return
+    kind = (record.http_content_type or record.headers.get("Content-Type") or "").partition(";")[0].strip().lower()
+    status = record.http_headers.status_code if record.http_headers else None
+    if kind not in (*_PAGE_TYPES, "text/plain") or status not in (None, 200):
+        yield Drop("not a page", place, f"{kind or 'no type'}, status {status}")
+        return
+    data = record.reader.read(_MAX_PAGE_BYTES + 1)
+    encoding = (record.http_headers.get("Content-Encoding") or "" if record.http_headers else "").lower()
+    if encoding in ("gzip", "x-gzip", "deflate") and data.lstrip()[:1] != b"<":
+        try:
+            data = zlib.decompressobj(47).decompress(data, _MAX_PAGE_BYTES + 1)
+        except zlib.error as error:
+            yield Drop("damaged page", place, str(error))
+            return
+    if kind == "text/plain":
+        decoded = reading.decode(data, place)
+        yield from [decoded] if isinstance(decoded, Drop) else reading.fitted(decoded.text, place)
+    else:
+        yield from page(data, record.http_charset or "", place, reading)
