@@ -31,6 +31,7 @@ from remask.schema import Batch
 
 __all__ = ["Batches", "evaluation_batches", "is_comparable", "masked_bytes", "open_batches", "word_batches"]
 
+_LOOKUP_ROWS = 4096
 _WINDOW_STEPS = 16  # token batches are cut from windows of about this many steps
 
 
@@ -110,10 +111,14 @@ class Batches:
         return rate_at(self.settings.masking, step / max(self._total_steps - 1, 1) if self._total_steps else 0.0)
 
     def _rows_of_step(self, phase: Corpus, step: int) -> Chosen:
-        num_rows, steps = self.settings.batch.num_rows, self.settings.batch.bucket_steps
-        if steps == 1:
-            return phase.choose(np.arange(step * num_rows, (step + 1) * num_rows))
+        steps = self._steps_per_window
         return self._window(phase, step // steps, self._cut_by_rows)[step % steps]
+
+    @property
+    def _steps_per_window(self) -> int:
+        """Steps whose rows are looked up together: those of a bucket, or as many as is cheaper than one by one."""
+        batch = self.settings.batch
+        return batch.bucket_steps if batch.bucket_steps > 1 else max(_LOOKUP_ROWS // batch.num_rows, 1)
 
     def _window(self, phase: Corpus, number: int, cut: Callable[[Corpus, int], list[Chosen]]) -> list[Chosen]:
         """A window's batches; the last few are kept, since consecutive steps ask for the same one."""
@@ -126,8 +131,10 @@ class Batches:
             return self._windows[key]
 
     def _cut_by_rows(self, phase: Corpus, window: int) -> list[Chosen]:
-        steps, num_rows = self.settings.batch.bucket_steps, self.settings.batch.num_rows
+        steps, num_rows = self._steps_per_window, self.settings.batch.num_rows
         chosen = phase.choose(np.arange(window * steps * num_rows, (window + 1) * steps * num_rows))
+        if self.settings.batch.bucket_steps == 1:
+            return [chosen.take(slice(at, at + num_rows)) for at in range(0, steps * num_rows, num_rows)]
         by_size = np.argsort(chosen.sizes, kind="stable").reshape(steps, num_rows)
         return [chosen.take(at) for at in by_size[self._shuffled(phase, window, steps)]]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -22,6 +23,7 @@ _SORTED_BELOW = 1 << 10  # so few that sorting hashes is cheap, and exactly unif
 _MAX_SHARE = 1 << 31
 
 
+@lru_cache(maxsize=4096)
 def key_of(*parts: int | str) -> int:
     """One 64-bit key from numbers and words, the same on every machine."""
     text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)

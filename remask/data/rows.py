@@ -163,11 +163,12 @@ def _in_reading_order(
     found: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Text positions of all blocks, ascending, with their tokens and block numbers."""
+    if len(found) == 1:  # rows are in order inside a block
+        text, token, starts_piece = found[0]
+        return text, token, starts_piece, np.zeros(len(text), np.int64)
     text = np.concatenate([part[0] for part in found])
     token = np.concatenate([part[1] for part in found])
     starts_piece = np.concatenate([part[2] for part in found])
     source = np.repeat(np.arange(len(found)), [len(part[0]) for part in found])
-    if len(found) > 1 or (len(text) > 1 and not (text[1:] > text[:-1]).all()):
-        order = np.argsort(text)
-        text, token, starts_piece, source = text[order], token[order], starts_piece[order], source[order]
-    return text, token, starts_piece, source
+    order = np.argsort(text)
+    return text[order], token[order], starts_piece[order], source[order]
