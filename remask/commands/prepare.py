@@ -9,6 +9,7 @@ tokenizer/, data/tokens).
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -48,6 +49,7 @@ class PrepareRun(Config):
     seed: int = setting(0, "The one seed that everything random follows from.", ge=0)
     text: TextSettings = TextSettings()
     tokenizer: TokenizerSettings = TokenizerSettings()
+    keep_documents: bool = setting(False, "Keep the cleaned documents too, in OUT/documents.")
     workers: int = setting(0, "Processes (with ray: tasks at a time at least); 0: one for each core.", ge=0)
     engine: Engine = setting("local", "Processes of this machine, or the Ray cluster of RAY_ADDRESS.")
 
@@ -115,6 +117,9 @@ def main(run: PrepareRun, out: Path, *, progress: Progress, allow_change: Sequen
             shards = _timed(seconds, "tokens", lambda: _make_shards(run, documents, tokenizer, work, progress))
             counts = _counts(documents, tokenizer, shards, work)
             shutil.copyfile(documents.artifact.path(DROPS), work / "prepared" / DROPS)
+            if run.keep_documents:
+                shutil.rmtree(work / "prepared" / "documents", ignore_errors=True)
+                shutil.copytree(work / "documents", work / "prepared" / "documents", copy_function=os.link)
             artifact = artifacts.publish_filled(
                 work / "prepared",
                 out,
