@@ -51,7 +51,6 @@ class Batches:
     ) -> None:
         self.settings, self._vocabulary, self.phases = settings, vocabulary, list(phases)
         self._seed, self._rank, self._world_size, self._total_steps = seed, rank, world_size, total_steps
-        self._masker = Masker(settings.masking, vocabulary)
         self._windows: OrderedDict[tuple[bool, int], list[Chosen]] = OrderedDict()
         self._lock = Lock()
 
@@ -185,7 +184,7 @@ class Batches:
         return padded_width(int(sizes.max()), self.settings.batch.pad_multiple, length)
 
     def _read(self, phase: Corpus, chosen: Chosen, rate: float) -> Batch:
-        return phase.read(chosen, self._width(chosen.sizes, phase), self._masker, rate, self._vocabulary)
+        return phase.read(chosen, self._width(chosen.sizes, phase), rate, self._vocabulary)
 
     # -------------------------------------------------------------------------------------- for people
 
@@ -258,12 +257,15 @@ def open_batches(
     lengths = [settings.length]
     if settings.short_steps:
         lengths.insert(0, settings.short_length)
+    masker = Masker(settings.masking, tokenizer)
     phases = []
     for number, length in enumerate(lengths):
         recipe = Recipe.of(settings, length, bert_layout, seed)
         examples = open_index(tokens, recipe, index_folder)
         is_short = number < len(lengths) - 1
-        phases.append(Corpus(recipe, tokens, examples, weights=settings.source_weights, seed=seed, is_short=is_short))
+        phases.append(
+            Corpus(recipe, tokens, examples, masker, weights=settings.source_weights, seed=seed, is_short=is_short)
+        )
     return Batches(settings, tokenizer, phases, seed=seed, rank=rank, world_size=world_size, total_steps=total_steps)
 
 

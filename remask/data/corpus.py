@@ -25,15 +25,16 @@ _SOURCE_BITS, _SHORT_BIT = 48, 47  # an example id is source << 48 | short << 47
 
 @dataclass(frozen=True)
 class Chosen:
-    """Rows of a step before they are read: for each its source, pass and example."""
+    """Rows before they are read: for each its source, pass, example, length with marks, and the key of its mask."""
 
     sources: np.ndarray
     passes: np.ndarray
     rows: np.ndarray
     sizes: np.ndarray
+    keys: np.ndarray
 
     def take(self, at: np.ndarray | slice) -> Chosen:
-        return Chosen(self.sources[at], self.passes[at], self.rows[at], self.sizes[at])
+        return Chosen(self.sources[at], self.passes[at], self.rows[at], self.sizes[at], self.keys[at])
 
 
 def uses_bert_layout(settings: DataSettings, vocabulary: Vocabulary) -> bool:
@@ -49,12 +50,13 @@ class Corpus:
         recipe: Recipe,
         tokens: Tokens,
         examples: dict[str, Examples],
+        masker: Masker,
         *,
         weights: dict[str, float],
         seed: int,
         is_short: bool = False,
     ) -> None:
-        self.recipe, self.seed, self.is_short = recipe, seed, is_short
+        self.recipe, self.masker, self.seed, self.is_short = recipe, masker, seed, is_short
         self.names = list(tokens.sources)
         self.sources: list[SourceTokens] = list(tokens.sources.values())
         self.examples: list[Examples] = [examples[name] for name in self.names]
@@ -82,7 +84,6 @@ class Corpus:
         """What stands in these slots of the endless stream."""
         sources, serials = self.mixture.locate(slots)
         passes, rows = np.zeros_like(serials), np.zeros_like(serials)
-        sizes = np.zeros_like(serials)
         for number in np.unique(sources):
             at = np.flatnonzero(sources == number)
             size = len(self.examples[number])
@@ -91,37 +92,41 @@ class Corpus:
                 now = passes[at] == one
                 key = order.key_of("order", self.seed, self.names[number], self.is_short, int(one))
                 rows[at[now]] = order.permute(index[now], size, key)
-            sizes[at] = self.examples[number].sizes[rows[at]]
-        return Chosen(sources, passes, rows, sizes)
+        return self.rows_of(sources, passes, rows)
 
-    def mask_keys(self, masker: Masker, chosen: Chosen) -> np.ndarray:
-        """(seed, source, pass or copy, example): a row's mask, wherever and whenever it is read."""
-        keys = np.zeros(len(chosen.rows), np.uint64)
-        copies = mask_pass(masker.settings, chosen.passes)
-        for number in np.unique(chosen.sources):
-            at = chosen.sources == number
+    def rows_of(self, sources: np.ndarray, passes: np.ndarray, rows: np.ndarray) -> Chosen:
+        """These examples, each in a pass of its source."""
+        sizes, keys = np.zeros_like(rows), np.zeros(len(rows), np.uint64)
+        copies = mask_pass(self.masker.settings, passes)
+        for number in np.unique(sources):
+            at = sources == number
+            sizes[at] = self.examples[number].sizes[rows[at]]
+            # (seed, source, pass or copy, example): a row's mask, wherever and whenever it is read.
             base = order.key_of("mask", self.seed, self.names[number], self.is_short)
-            keys[at] = order.draw(order.draw(base, copies[at]), chosen.rows[at])
-        return keys
+            keys[at] = order.draw(order.draw(base, copies[at]), rows[at])
+        return Chosen(sources, passes, rows, sizes, keys)
 
     def layout(self, chosen: Chosen, width: int, vocabulary: Vocabulary) -> tuple[Rows, list[Block]]:
         """Chosen rows with their marks, unmasked."""
+        if len(self.sources) == 1:
+            blocks = [Block(self.sources[0], self.examples[0], chosen.rows, np.arange(len(chosen.rows)))]
+            return assemble(blocks, len(chosen.rows), width, self.recipe, vocabulary), blocks
         blocks = []
         for number in np.unique(chosen.sources):
             places = np.flatnonzero(chosen.sources == number)
             blocks.append(Block(self.sources[number], self.examples[number], chosen.rows[places], places))
         return assemble(blocks, len(chosen.rows), width, self.recipe, vocabulary), blocks
 
-    def read(self, chosen: Chosen, width: int, masker: Masker, rate: float, vocabulary: Vocabulary) -> Batch:
+    def read(self, chosen: Chosen, width: int, rate: float, vocabulary: Vocabulary) -> Batch:
         """Chosen rows laid out and masked."""
         rows, blocks = self.layout(chosen, width, vocabulary)
         starts_word = None
-        if masker.settings.unit != "token":
+        if self.masker.settings.unit != "token":
             starts_word = np.zeros(len(rows.text_T), bool)
             for number, block in enumerate(blocks):
                 at = rows.source_T == number
                 starts_word[at] = block.source.starts_word(rows.token_T[at])
-        masked = masker(rows, self.mask_keys(masker, chosen), rate, starts_word)
+        masked = self.masker(rows, chosen.keys, rate, starts_word)
         return self.batch(chosen, rows, masked)
 
     def batch(self, chosen: Chosen, rows: Rows, masked: Masked) -> Batch:
@@ -151,5 +156,4 @@ class Corpus:
             return None
         if row >= len(self.examples[number]):
             return None
-        rows = np.array([row])
-        return Chosen(np.array([number]), np.array([epoch]), rows, self.examples[number].sizes[rows].astype(np.int64))
+        return self.rows_of(np.array([number]), np.array([epoch]), np.array([row]))

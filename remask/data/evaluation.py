@@ -51,9 +51,9 @@ def evaluation_batches(
     `rows` is the number of rows a batch. `pairs`: rows in the run's own pair format and sentence loss instead, for the
     accuracy of NSP and SOP.
     """
-    chosen, corpus, masker = _fixed(prepared, settings, tokenizer, max_rows, max_tokens, pairs)
+    chosen, corpus = _fixed(prepared, settings, tokenizer, max_rows, max_tokens, pairs)
     return [
-        corpus.read(part, _width(part, corpus), masker, settings.evaluation.rate, tokenizer)
+        corpus.read(part, _width(part, corpus), settings.evaluation.rate, tokenizer)
         for part in _parts(chosen, rows or settings.evaluation.batch_rows)
     ]
 
@@ -65,7 +65,7 @@ def _fixed(
     max_rows: int | None,
     max_tokens: int | None,
     pairs: bool,
-) -> tuple[Chosen, Corpus, Masker]:
+) -> tuple[Chosen, Corpus]:
     if pairs and settings.format not in PAIRS:
         raise ConfigError(f"data.format = {settings.format}: has no pairs to evaluate")
     fixed = DataSettings(
@@ -80,7 +80,7 @@ def _fixed(
     if max_tokens is not None:
         chosen = chosen.take(slice(0, max(int(np.searchsorted(np.cumsum(chosen.sizes), max_tokens, side="right")), 1)))
     chosen = chosen.take(np.argsort(chosen.sizes, kind="stable")[::-1])  # like lengths together: little padding
-    return chosen, corpus, Masker(MaskingSettings(repeat="static"), tokenizer)
+    return chosen, corpus
 
 
 def _heldout(prepared: Path, settings: DataSettings, tokenizer: Vocabulary) -> Corpus:
@@ -89,7 +89,8 @@ def _heldout(prepared: Path, settings: DataSettings, tokenizer: Vocabulary) -> C
         raise DataError(f"{prepared}: holds no held-out text; prepare with a heldout fraction above 0")
     recipe = Recipe.of(settings, settings.length, uses_bert_layout(settings, tokenizer), SEED)
     examples = {name: build_examples(source, recipe) for name, source in tokens.sources.items()}
-    return Corpus(recipe, tokens, examples, weights={}, seed=SEED)
+    masker = Masker(MaskingSettings(repeat="static"), tokenizer)
+    return Corpus(recipe, tokens, examples, masker, weights={}, seed=SEED)
 
 
 def _parts(chosen: Chosen, size: int) -> list[Chosen]:
@@ -122,12 +123,9 @@ def word_batches(
         _WordPicks(corpus, number, tokenizer, settings.evaluation.rate, max_documents)
         for number in range(len(corpus.sources))
     ]
-    found = []
-    for number, picks in enumerate(words):
-        inside = np.flatnonzero(corpus.examples[number].starts < picks.end)
-        found.append((np.full(len(inside), number), inside, corpus.examples[number].sizes[inside].astype(np.int64)))
-    sources, numbers, sizes = (np.concatenate(column) for column in zip(*found, strict=True))
-    chosen = Chosen(sources, np.zeros_like(numbers), numbers, sizes)
+    inside = [np.flatnonzero(one.starts < picks.end) for one, picks in zip(corpus.examples, words, strict=True)]
+    sources = np.repeat(np.arange(len(inside)), [len(rows_inside) for rows_inside in inside])
+    chosen = corpus.rows_of(sources, np.zeros_like(sources), np.concatenate(inside))
     chosen = chosen.take(np.argsort(chosen.sizes, kind="stable")[::-1])
     batches = []
     for part in _parts(chosen, rows or settings.evaluation.batch_rows):

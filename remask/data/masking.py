@@ -85,22 +85,22 @@ class Masker:
         others = np.ones(num_rows * width, bool)
         others[rows.text_T] = False
         flat[others] = np.iinfo(np.uint64).max
-        tokens_B = np.bincount(rows.text_T // width, minlength=num_rows)
-        budget_B = _budgets(keys_B, tokens_B, rate)
+        budget_B = _budgets(keys_B, rows.text_lengths_B, rate)
         lowest_BS = np.sort(ranks_BS, axis=1)
-        limit_B = lowest_BS[np.arange(num_rows), np.maximum(budget_B - 1, 0)]
-        return np.flatnonzero((ranks_BS <= limit_B[:, None]) & (budget_B > 0)[:, None])
+        # The first rank that is not chosen: where the whole row is, there is none, and all its text is below.
+        limit_B = lowest_BS[np.arange(num_rows), np.minimum(budget_B, width - 1)]
+        limit_B[budget_B == width] = np.iinfo(np.uint64).max
+        return np.flatnonzero(ranks_BS < limit_B[:, None])
 
     def _choose_units(
         self, rows: Rows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Flat positions, and for spans the position of each one's span start (a span is shown as one)."""
-        num_rows, width = rows.ids_BS.shape
-        row_T, column_T = np.divmod(rows.text_T, width)
+        row_T, column_T = np.divmod(rows.text_T, rows.ids_BS.shape[1])
         if not len(row_T):
             return rows.text_T, None
         starts_T = starts_word_T | rows.starts_piece_T
-        budget_B = _budgets(keys_B, np.bincount(row_T, minlength=num_rows), rate)
+        budget_B = _budgets(keys_B, rows.text_lengths_B, rate)
         if self.settings.count == "exact":
             # A word longer than the whole budget could never be chosen: it counts as several.
             first = np.flatnonzero(starts_T)

@@ -53,6 +53,7 @@ class Rows:
 
     ids_BS: np.ndarray
     lengths_B: np.ndarray
+    text_lengths_B: np.ndarray
     text_T: np.ndarray  # flat position of every text token, ascending
     starts_piece_T: np.ndarray
     source_T: np.ndarray  # number of the block a text token is from
@@ -71,6 +72,7 @@ def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe,
     """Read and lay out all rows of a batch."""
     ids = np.full(num_rows * width, vocabulary.pad_id, np.int64)
     lengths = np.zeros(num_rows, np.int64)
+    text_lengths = np.zeros(num_rows, np.int64)
     segments = np.zeros(num_rows * width, np.int64) if recipe.bert_layout else None
     documents = np.full(num_rows * width, -1, np.int64) if recipe.pack_documents else None
     positions = np.zeros(num_rows * width, np.int64) if recipe.pack_documents else None
@@ -81,6 +83,7 @@ def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe,
         ids[destination] = block.source.gather(token)
         ids[part.marks_at] = part.marks
         lengths[block.places] = block.examples.sizes[block.rows]
+        text_lengths[block.places] = np.add.reduceat(part.lengths, np.flatnonzero(part.number == 0))
         starts_piece = np.zeros(len(token), bool)
         starts_piece[(np.cumsum(part.lengths) - part.lengths)[part.lengths > 0]] = True
         found.append((destination, token, starts_piece))
@@ -97,6 +100,7 @@ def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe,
     return Rows(
         ids.reshape(shape),
         lengths,
+        text_lengths,
         text,
         starts_piece,
         source,

@@ -68,7 +68,7 @@ def ours(count: str) -> list[tuple[np.ndarray, np.ndarray]]:
     text = np.flatnonzero(~np.isin(ids, OurVocabulary.special_ids))
     nothing = np.zeros(len(text), np.int64)
     lengths = np.full(NUM_ROWS, WIDTH)
-    rows = Rows(ids, lengths, text, nothing.astype(bool), nothing, nothing, None, None, None)
+    rows = Rows(ids, lengths, lengths - 2, text, nothing.astype(bool), nothing, nothing, None, None, None)
     masker = Masker(MaskingSettings(count=count), OurVocabulary())
     found = []
     for number in range(ROUNDS):

@@ -28,7 +28,7 @@ def rows_of(lengths: np.ndarray, width: int = WIDTH, seed: int = 0) -> Rows:
     flat = np.flatnonzero(text)
     starts = np.append(True, np.diff(flat) > 1)
     nothing = np.zeros(len(flat), np.int64)
-    return Rows(ids, lengths, flat, starts, nothing, nothing, None, None, None)
+    return Rows(ids, lengths, lengths - 2, flat, starts, nothing, nothing, None, None, None)
 
 
 def full_rows() -> Rows:
@@ -159,7 +159,18 @@ def test_a_mask_belongs_to_its_row(vocabulary: Any, unit: str) -> None:
         ids[0, : min(width, WIDTH)] = rows.ids_BS[row, :width]
         flat = rows.text_T[mine] % WIDTH
         nothing = np.zeros(len(flat), np.int64)
-        alone = Rows(ids, lengths[row : row + 1], flat, rows.starts_piece_T[mine], nothing, nothing, None, None, None)
+        alone = Rows(
+            ids,
+            lengths[row : row + 1],
+            lengths[row : row + 1] - 2,
+            flat,
+            rows.starts_piece_T[mine],
+            nothing,
+            nothing,
+            None,
+            None,
+            None,
+        )
         masked = masker(alone, keys[row : row + 1], 0.15, words[mine])
         inside = whole.positions_M // WIDTH == row
         assert np.array_equal(masked.positions_M, whole.positions_M[inside] % WIDTH)
