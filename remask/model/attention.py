@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from remask.model.noise import Noise, Site, keep_scale, masked
+from remask.model.noise import Noise, Site, keep_scale, kept_by_mark, marked, masked
 
 # Shapes: B rows, S positions, N heads, K width of a head, W columns of a band (2 x window + 1).
 # Q queries and L keys of a block, X blocks of a row (1 x S x S without blocks).
@@ -169,7 +169,7 @@ def _library(qkv_3BNSK: torch.Tensor, block: int | None, bias: torch.Tensor | No
 
 
 class _Products(torch.autograd.Function):
-    """softmax(Q K^T / sqrt(K)) V as batched products; saves its input, the probabilities and what was kept.
+    """softmax(Q K^T / sqrt(K)) V as batched products; saves its input and the probabilities, dropped ones marked.
 
     Factors are applied to the narrow operands, not to the S x S ones."""
 
@@ -187,23 +187,25 @@ class _Products(torch.autograd.Function):
         if bias is not None:
             scores_BNXQL += bias
         probs_BNXQL = torch.softmax(scores_BNXQL, dim=-1)
-        ctx.save_for_backward(qkv_3BNSK, probs_BNXQL, *([] if kept is None else [kept]))
-        ctx.block, ctx.scale = block, scale
+        ctx.block, ctx.scale = block, None if kept is None else scale
+        ctx.save_for_backward(qkv_3BNSK, probs_BNXQL if kept is None else marked(probs_BNXQL, kept))
         if kept is None:
             return torch.matmul(probs_BNXQL, v).flatten(2, 3)
         return torch.matmul(masked(probs_BNXQL, kept), v).mul_(scale).flatten(2, 3)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        qkv_3BNSK, probs, *rest = ctx.saved_tensors
+        qkv_3BNSK, probs = ctx.saved_tensors
         q, k, v = _operands(qkv_3BNSK, ctx.block)
         grad = grads[0].unflatten(2, (-1, q.shape[3]))
-        if rest:
+        if ctx.scale is None:
+            grad_v = torch.matmul(probs.transpose(-1, -2), grad)
+            grad_probs = torch.matmul(grad, v.transpose(-1, -2))
+        else:
+            kept, probs = kept_by_mark(probs), probs.abs()
             grad = grad * ctx.scale
-        grad_v = torch.matmul((masked(probs, rest[0]) if rest else probs).transpose(-1, -2), grad)
-        grad_probs = torch.matmul(grad, v.transpose(-1, -2))
-        if rest:
-            grad_probs = masked(grad_probs, rest[0])
+            grad_v = torch.matmul(masked(probs, kept).transpose(-1, -2), grad)
+            grad_probs = masked(torch.matmul(grad, v.transpose(-1, -2)), kept)
         grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
         factor = q.shape[-1] ** -0.5
         grad_qkv = torch.empty_like(qkv_3BNSK)

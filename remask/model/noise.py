@@ -106,6 +106,17 @@ def masked(x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     return (x.view(kind) & kept.to(kind)).view(x.dtype)
 
 
+def marked(probs: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    """Values that are not negative, with the sign bit as the mark of a dropped one: mask and value in one tensor."""
+    kind = _INTEGERS[probs.element_size()]
+    return (probs.view(kind) | ((kept.to(kind) + 1) << (8 * probs.element_size() - 1))).view(probs.dtype)
+
+
+def kept_by_mark(values: torch.Tensor) -> torch.Tensor:
+    """The mask that `marked` put in."""
+    return (values.view(_INTEGERS[values.element_size()]) >> (8 * values.element_size() - 1)).bitwise_not_()
+
+
 class _Drop(torch.autograd.Function):
     """Zero where dropped, scaled elsewhere; saves two bytes a value."""
 

@@ -153,6 +153,7 @@ class HeadSettings(Config):
     masked_lm: bool = setting(False, "predict masked tokens")
     sentence: bool = setting(False, "NSP or SOP: does the second part follow?")
     num_classes: int | None = setting(None, "classification (1: regression)", ge=1)
+    multilabel: bool = setting(False, "the classes do not exclude each other")
     num_tags: int | None = setting(None, "token classification", ge=1)
     span: bool = setting(False, "start and end of an answer")
     answerable: bool = setting(False, "SQuAD 2.0: is there an answer?")

@@ -76,6 +76,15 @@ def test_masked_is_exact_in_every_precision(dtype: torch.dtype) -> None:
     assert module.masked(x, kept).tolist() == [1.5, 0.0, 0.0, -0.0, 0.0]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_a_mark_keeps_value_and_mask(dtype: torch.dtype) -> None:
+    probs = torch.tensor([0.25, 0.0, 0.0, 1.0], dtype=dtype)
+    kept = torch.tensor([-1, 0, -1, 0], dtype=torch.int16)
+    values = module.marked(probs, kept)
+    assert torch.equal(values.abs(), probs)
+    assert module.kept_by_mark(values).tolist() == [-1, 0, -1, 0]
+
+
 def test_no_dropout_is_the_input_itself() -> None:
     x = torch.ones(2, 2)
     assert Noise(1, 1, [1, 2]).drop(x, 0.0, 0, Site.FFN, [1, 1]) is x
