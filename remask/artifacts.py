@@ -88,6 +88,7 @@ def publish_filled(
 ) -> Artifact:
     """Checksum and sync a filled folder, write its manifest last and rename it into place (same file system)."""
     with output_errors(folder):
+        (aside / MANIFEST).unlink(missing_ok=True)  # of an attempt that was killed just before the rename
         files = {}
         for path in sorted(p for p in aside.rglob("*") if p.is_file()):
             sync_file(path)

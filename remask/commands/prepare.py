@@ -39,7 +39,8 @@ from remask.workers import Engine, num_cores, run_tasks
 CHECK_BYTES = 200_000  # of the user's text, on which gigatoken must agree before it is used at all
 SHARD_CHECK_BYTES = 20_000  # and again at the start of every shard
 SMALL_MEGABYTES = 4  # less is done sooner than processes start
-_IDENTITY = "identity.json"
+_IDENTITY, _VOCABULARY = "identity.json", "vocabulary.json"
+_MADE = ("counts", "facts", "prepared")  # of the documents
 _NOT_IN_RESULT = ("workers", "engine")  # and tokenizer.accelerator: they change the time, never the bytes
 
 
@@ -106,13 +107,14 @@ def main(run: PrepareRun, out: Path, *, progress: Progress, allow_change: Sequen
     """Make OUT, or go on with it. Returns the counts, the vocabulary's size and the seconds of each step."""
     out = out.absolute()
     work = out.with_name(f".{out.name}.work")
-    _check_vocabulary(run)
+    vocabulary = _check_vocabulary(run)
     with artifacts.lock(work):
         seconds: dict[str, float] = {}
-        artifact = _finished(run, out, progress)
+        artifact = _finished(run, out, vocabulary, progress)
         if artifact is None:
             _claim(work, run, allow_change)
             documents = _timed(seconds, "documents", lambda: _make_documents(run, work / "documents", progress))
+            _keep_if_same(work, {"documents": documents.artifact.fingerprint, "vocabulary": vocabulary})
             tokenizer = _timed(seconds, "vocabulary", lambda: _make_vocabulary(run, documents, work, progress))
             shards = _timed(seconds, "tokens", lambda: _make_shards(run, documents, tokenizer, work, progress))
             counts = _counts(documents, tokenizer, shards, work)
@@ -152,15 +154,14 @@ def _config(run: PrepareRun) -> dict[str, Any]:
     return config
 
 
-def _check_vocabulary(run: PrepareRun) -> None:
-    """A vocabulary that cannot be read is better known before hours of reading text."""
+def _check_vocabulary(run: PrepareRun) -> str | None:
+    """The existing vocabulary's fingerprint: one that cannot be read is better known before hours of reading text."""
     if not run.text.sources:
         raise ConfigError("text.sources: nothing to prepare; name files, folders or pydocs:")
-    if run.tokenizer.path is not None:
-        load_tokenizer(run.tokenizer.path)
+    return load_tokenizer(run.tokenizer.path).fingerprint if run.tokenizer.path is not None else None
 
 
-def _finished(run: PrepareRun, out: Path, progress: Progress) -> artifacts.Artifact | None:
+def _finished(run: PrepareRun, out: Path, vocabulary: str | None, progress: Progress) -> artifacts.Artifact | None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
     if not (out / artifacts.MANIFEST).is_file():
@@ -168,6 +169,8 @@ def _finished(run: PrepareRun, out: Path, progress: Progress) -> artifacts.Artif
     artifact = artifacts.open_artifact(out, STAGE)
     if changed := differences(artifact.manifest["config"], _config(run)):
         raise ConfigError(f"{out}: was prepared with {_changes(changed)}; choose another --out or remove it")
+    if vocabulary not in (None, artifact.counts["tokenizer"]):
+        raise ConfigError(f"{out}: was prepared with other contents of {run.tokenizer.path}; choose another --out")
     progress.say(f"{out}: already prepared with these settings; remove it to prepare again")
     return artifact
 
@@ -185,10 +188,9 @@ def _claim(work: Path, run: PrepareRun, allow_change: Sequence[str]) -> None:
                 f"--allow-change {','.join(change[0] for change in refused)} starts over, or choose another --out"
             )
         if changed:
-            _clear(work)
+            _keep_if_same(work, {})
+            shutil.rmtree(work / "documents", ignore_errors=True)
     artifacts.write_json(path, _config(run))
-    for name in ("counts", "facts", "prepared"):
-        (work / name).mkdir(exist_ok=True)
 
 
 def _names(key: str, allowed: str) -> bool:
@@ -200,10 +202,18 @@ def _changes(changed: Sequence[tuple[str, Any, Any]]) -> str:
     return "; ".join(words) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
 
-def _clear(work: Path) -> None:
-    for path in work.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
+def _keep_if_same(work: Path, inputs: Mapping[str, Any]) -> None:
+    """What was made of exactly these documents and this vocabulary stays; anything else goes before it is used."""
+    path = work / "inputs.json"
+    with artifacts.output_errors(work):
+        if not path.is_file() or json.loads(path.read_bytes()) != inputs:
+            path.unlink(missing_ok=True)
+            for name in _MADE:
+                shutil.rmtree(work / name, ignore_errors=True)
+            (work / _VOCABULARY).unlink(missing_ok=True)
+            artifacts.write_json(path, inputs)
+        for name in _MADE:
+            (work / name).mkdir(exist_ok=True)
 
 
 # -------------------------------------------------------------------------------------------------- documents
@@ -219,9 +229,7 @@ def _make_documents(run: PrepareRun, folder: Path, progress: Progress) -> Docume
         if not (folder / artifacts.MANIFEST).is_file():
             raise
         progress.warn(f"the files changed since the run that is gone on with: starting over ({error})")
-        _clear(folder.parent)
-        for name in ("counts", "facts", "prepared"):
-            (folder.parent / name).mkdir(exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
         build()
     return read_documents(folder)
 
@@ -234,7 +242,7 @@ def _workers(run: PrepareRun) -> int:
 
 
 def _make_vocabulary(run: PrepareRun, documents: Documents, work: Path, progress: Progress) -> Tokenizer:
-    folder, facts = work / "prepared" / "tokenizer", work / "vocabulary.json"
+    folder, facts = work / "prepared" / "tokenizer", work / _VOCABULARY
     if facts.is_file():
         tokenizer = load_tokenizer(folder)
         if tokenizer.fingerprint == json.loads(facts.read_bytes())["fingerprint"]:
