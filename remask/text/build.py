@@ -33,7 +33,7 @@ from remask.documents import STAGE, SUFFIXES, DocumentWriter
 from remask.errors import DataError, MissingInputError, OutputError
 from remask.progress import Progress
 from remask.text.choose import HELDOUT, REASONS, TRAIN, Part, choose
-from remask.text.files import InputFile, find_files
+from remask.text.files import InputFile, find_files, unpack
 from remask.text.part import MAX_SAMPLES, Task, make_part
 from remask.text.plain import LAYOUT_LINES, guess_layout
 from remask.text.pydocs import find_modules
@@ -42,6 +42,7 @@ from remask.text.sources import portions, task_groups
 from remask.workers import Engine, run_tasks
 
 DROPS = "drops.jsonl"
+UNPACK_BYTES = 4 << 20
 _SPLITS = {TRAIN: "train", HELDOUT: "heldout"}
 
 
@@ -69,6 +70,7 @@ def build_documents(
             return _finished(out, config, inputs, progress)
         _keep_if_same(work, {"config": config, "inputs": inputs}, progress)
         layouts = [_layout(*pair, settings, progress) for pair in zip(settings.sources, files, strict=True)]
+        files = _unpack_few(settings, files, work, workers, engine)
         facts, parts = _read(settings, files, layouts, work, seed, workers, engine, progress)
         _check_columns(settings, facts)
         with progress.stage("choose documents") as stage:
@@ -130,7 +132,7 @@ def _keep_if_same(work: Path, identity: dict[str, Any], progress: Progress) -> N
         progress.say("going on from where an earlier run stopped")
         return
     with output_errors(work):
-        for name in ("parts", "out", "shards"):
+        for name in ("parts", "out", "shards", "unpacked"):
             shutil.rmtree(work / name, ignore_errors=True)
             (work / name).mkdir()
     write_json(path, identity)
@@ -146,6 +148,31 @@ def _layout(source: SourceSettings, files: list[InputFile], settings: TextSettin
 
 
 # --------------------------------------------------------------------------------------------------- reading
+
+
+def _unpack_few(
+    settings: TextSettings, files: list[list[InputFile]], work: Path, workers: int, engine: Engine
+) -> list[list[InputFile]]:
+    """One large compressed file would keep one worker busy and the others waiting. Where there are only a few, they are
+    unpacked first and then split; places and bytes of the result are the same either way."""
+    few = [
+        (source, index)
+        for source, found in enumerate(files)
+        for index, file in enumerate(found)
+        if file.compression and file.kind in ("text", "jsonl") and file.size > UNPACK_BYTES
+    ]
+    if workers < 2 or not few or len(few) >= 2 * workers:
+        return files
+    with output_errors(work):
+        (work / "unpacked").mkdir(exist_ok=True)
+    jobs = [
+        (files[source][index], settings.sources[source].max_expansion, work / "unpacked" / f"{source}-{index}")
+        for source, index in few
+    ]
+    files = [list(found) for found in files]
+    for (source, index), file in zip(few, run_tasks(unpack, jobs, workers=workers, engine=engine), strict=True):
+        files[source][index] = file
+    return files
 
 
 def _read(
@@ -254,20 +281,27 @@ def _write_drops(
     """The first drops of every reason and source with their places, in input order."""
     seen: Counter[tuple[str, str]] = Counter()
     with output_errors(folder), (folder / DROPS).open("w", encoding="utf-8") as file:
-        for fact, part in zip(facts, parts, strict=True):
-            name = settings.sources[fact["source"]].name
-            for sample in [*fact["samples"], *_chosen_against(part, fates)]:
-                seen[name, sample["reason"]] += 1
-                if seen[name, sample["reason"]] <= MAX_SAMPLES:
-                    line = json.dumps({"source": name, **sample}, ensure_ascii=False)
-                    file.write(line.encode("utf-8", "backslashreplace").decode() + "\n")
+        for source, sample in [*_read_drops(facts), *_chosen_against(parts, fates)]:
+            name = settings.sources[source].name
+            seen[name, sample["reason"]] += 1
+            if seen[name, sample["reason"]] <= MAX_SAMPLES:
+                line = json.dumps({"source": name, **sample}, ensure_ascii=False)
+                file.write(line.encode("utf-8", "backslashreplace").decode() + "\n")
 
 
-def _chosen_against(part: Part, fates: np.ndarray) -> Iterator[dict[str, str]]:
-    mine = fates[part.first : part.first + part.count]
+def _read_drops(facts: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, str]]]:
+    for fact in facts:
+        for sample in fact["samples"]:
+            yield fact["source"], sample
+
+
+def _chosen_against(parts: list[Part], fates: np.ndarray) -> Iterator[tuple[int, dict[str, str]]]:
+    """By reason first, so that the order does not depend on how the files were divided."""
     for fate, reason in REASONS.items():
-        for index in np.flatnonzero(mine == fate)[:MAX_SAMPLES].tolist():
-            yield {"reason": reason, "place": part.shard.place(index)}
+        for part in parts:
+            mine = fates[part.first : part.first + part.count]
+            for index in np.flatnonzero(mine == fate)[:MAX_SAMPLES].tolist():
+                yield part.source, {"reason": reason, "place": part.shard.place(index)}
 
 
 # --------------------------------------------------------------------------------------------------- shards

@@ -18,14 +18,13 @@ from remask.text.shingles import share_of_symbols
 
 # C0 and C1 controls but tab and newline, and the byte order mark; U+0085 is a newline in some old files.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
-# The look-behind lets a match start only where a run of spaces does: long runs would take quadratic time.
-_LINE_END_SPACE = re.compile(r"(?<![^\S\n])[^\S\n]++\n")
 _SPACES = re.compile(r"[^\S\n]{2,}|[^\S\n ]")
 _EMPTY_LINES = re.compile(r"\n\s*\n")
 # What a joined line must not swallow: list items, indented lines, table rows, prompts.
 _OWN_LINE = re.compile(r"(?:\s|[-*•+|>=~#]|\d+[.)]\s|:)")
 _LANGUAGE_SAMPLE = 2_000
 _MIN_REPETITION_CHARS = 200
+_REPETITION_SAMPLE = 8_000
 
 
 def normalise(text: str, settings: CleanSettings) -> str:
@@ -39,7 +38,7 @@ def normalise(text: str, settings: CleanSettings) -> str:
     if settings.wrapped_lines == "join" and is_wrapped(text):
         text = join_lines(text)
     if settings.whitespace != "keep":
-        text = _LINE_END_SPACE.sub("\n", text)
+        text = "\n".join([line.rstrip() for line in text.split("\n")])
     if settings.whitespace == "collapse":
         text = _EMPTY_LINES.sub("\n", _SPACES.sub(" ", text))
     return text.strip() if settings.whitespace != "keep" else text.strip("\n")
@@ -90,11 +89,9 @@ def _share_of_repeated_lines(text: str) -> float:
 
 
 def _compression(text: str) -> float:
-    """How many times zlib shrinks the text. Its window is 32 KB, so the middle of a long text says enough."""
-    data = text.encode()
-    if len(data) > 1 << 17:
-        middle = len(data) // 2
-        data = data[middle - (1 << 16) : middle + (1 << 16)]
+    """How many times zlib shrinks the text, judged by the middle of a long one."""
+    middle = max(0, len(text) - _REPETITION_SAMPLE) // 2
+    data = text[middle : middle + _REPETITION_SAMPLE].encode()
     return len(data) / len(zlib.compress(data, 1))
 
 

@@ -18,13 +18,13 @@ import stat
 import sys
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 import zstandard
 
-from remask.errors import DataError, MissingInputError
+from remask.errors import MissingInputError
 from remask.text.records import Damaged
 from remask.text.settings import SourceSettings
 
@@ -308,7 +308,8 @@ def open_stream(path: str, compression: str, max_expansion: float, start: int = 
 
 
 def as_utf8(stream: Stream) -> Iterator[bytes]:
-    """Blocks of text as UTF-8 without byte order mark, whichever mark the file starts with."""
+    """Blocks of text as UTF-8, whichever byte order mark the file starts with (UTF-8's own is left to the reader, so
+    that offsets are those of the file)."""
     first = stream.block()
     for mark, encoding in (
         (codecs.BOM_UTF32_LE, "utf-32"),
@@ -323,15 +324,22 @@ def as_utf8(stream: Stream) -> Iterator[bytes]:
                 first = stream.block()
             yield decoder.decode(b"", final=True).encode("utf-8", "replace")
             return
-    yield first.removeprefix(codecs.BOM_UTF8)
+    yield first
     while block := stream.block():
         yield block
 
 
-def check_readable(file: InputFile) -> None:
-    """A single named file that cannot be opened is the user's mistake, not one drop among many."""
-    try:
-        with open(file.path, "rb"):
-            pass
-    except OSError as error:
-        raise DataError(f"{file.path}: cannot be read: {error.strerror}") from error
+def unpack(job: tuple[InputFile, float, Path]) -> InputFile:
+    """A compressed file unpacked on disk, so that it can be split; one that is damaged stays as it is."""
+    file, max_expansion, out = job
+    if not out.is_file():
+        aside = out.with_name(f".{out.name}.partial")
+        try:
+            with open_stream(file.path, file.compression, max_expansion) as stream, aside.open("wb") as unpacked:
+                while block := stream.block():
+                    unpacked.write(block)
+        except Damaged:
+            aside.unlink(missing_ok=True)
+            return file
+        aside.rename(out)
+    return replace(file, path=str(out), compression="", size=out.stat().st_size)

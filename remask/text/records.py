@@ -6,6 +6,7 @@ Every record of a source is yielded exactly once, as a `Document` or as a `Drop`
 
 from __future__ import annotations
 
+import codecs
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -67,6 +68,7 @@ class Reading:
 
     def decode(self, data: bytes, place: str) -> Document | Drop:
         """Bytes that should be UTF-8 as a document, by the choice for those that are not."""
+        data = data.removeprefix(codecs.BOM_UTF8)
         try:
             return Document(data.decode(), place)
         except UnicodeDecodeError as error:

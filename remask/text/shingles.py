@@ -15,6 +15,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _ALONE = ((0x0E00, 0x0F00), (0x1000, 0x10A0), (0x1780, 0x1800), (0x3040, 0x3100), (0x3400, 0xA000), (0xF900, 0xFB00),
           (0x20000, 0x32400))  # fmt: skip
 _TABLE_SIZE = 0x32400
+_CHUNK = 1 << 17
 
 
 @functools.cache
@@ -27,8 +28,14 @@ def _classes() -> np.ndarray:
 
 
 @functools.cache
-def _powers() -> np.ndarray:
-    return np.array([pow(int(_MULTIPLIER), index, 1 << 64) for index in range(64)], np.uint64)
+def _powers() -> tuple[np.ndarray, np.ndarray]:
+    """Powers of the multiplier and of its inverse, modulo 2^64, for every place of a chunk."""
+    step, back = int(_MULTIPLIER), pow(int(_MULTIPLIER), -1, 1 << 64)
+    powers, inverse = [1], [1]
+    for _ in range(_CHUNK):
+        powers.append(powers[-1] * step % (1 << 64))
+        inverse.append(inverse[-1] * back % (1 << 64))
+    return np.array(powers, np.uint64), np.array(inverse, np.uint64)
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -39,21 +46,38 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 
 def word_hashes(text: str) -> np.ndarray:
-    """One uint64 for each word, in order."""
-    codes = np.frombuffer(text.lower().encode("utf-32-le"), np.uint32)
-    classes = _classes()[np.minimum(codes, _TABLE_SIZE)]
-    starts = classes == 1
-    starts[1:] &= classes[:-1] != 1
-    starts |= classes == 2
+    """One uint64 for each word, in order. A word across the border of two chunks counts as two."""
+    text = text.lower()
+    if len(text) <= _CHUNK:
+        return _chunk_hashes(text)
+    return np.concatenate([_chunk_hashes(text[start : start + _CHUNK]) for start in range(0, len(text), _CHUNK)])
+
+
+def _chunk_hashes(text: str) -> np.ndarray:
+    codes, classes = _classified(text)
     inside = classes > 0
-    codes, starts = codes[inside], starts[inside]
-    first = np.flatnonzero(starts)
+    # A word starts where a run of letters does, and at every character that is a word alone.
+    starts = inside.copy()
+    starts[1:] &= (classes[1:] == 2) | (classes[:-1] != 1)
+    ends = inside.copy()
+    ends[:-1] &= (classes[:-1] == 2) | (classes[1:] != 1)
+    first, last = np.flatnonzero(starts), np.flatnonzero(ends)
     if len(first) == 0:
         return np.zeros(0, np.uint64)
-    lengths = np.diff(np.append(first, len(codes)))
-    position = np.arange(len(codes)) - np.repeat(first, lengths)
-    values = (codes.astype(np.uint64) + np.uint64(1)) * _powers()[position & 63]
-    return mix(np.add.reduceat(values, first) + lengths.astype(np.uint64))
+    # The sum of code * m^place over a word, times m^-first: the same wherever the word stands.
+    powers, inverse = _powers()
+    sums = np.cumsum((codes + np.uint64(1)) * powers[: len(codes)])
+    before = np.where(first > 0, sums[first - 1], np.uint64(0))
+    return mix((sums[last] - before) * inverse[first])
+
+
+def _classified(text: str) -> tuple[np.ndarray, np.ndarray]:
+    """Code points and their classes."""
+    if text.isascii():
+        codes = np.frombuffer(text.encode(), np.uint8)
+        return codes.astype(np.uint64), _classes()[:128][codes]
+    wide = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return wide.astype(np.uint64), _classes()[np.minimum(wide, _TABLE_SIZE)]
 
 
 def ngrams(words: np.ndarray, size: int) -> np.ndarray:

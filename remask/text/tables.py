@@ -6,6 +6,7 @@ as one drop that says which columns there are, and a source with nothing but suc
 
 from __future__ import annotations
 
+import codecs
 import csv
 import os
 import tempfile
@@ -76,7 +77,7 @@ def read_jsonl(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
         if line is None:
             yield Drop("too long", place, f"a record over {limit:,} bytes")
             continue
-        record = _parse(line, place, reading)
+        record = _parse(line.removeprefix(codecs.BOM_UTF8), place, reading)
         if isinstance(record, Drop):
             yield record
         elif lacking := _lacking(wanted, list(record)):
@@ -138,7 +139,7 @@ def read_csv(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
         if not row:
             number -= 1
         elif header is None:
-            header = [name.strip() for name in row]
+            header = [name.strip().removeprefix("\ufeff") for name in row]
             if lacking := _lacking(wanted, header):
                 raise Damaged("no such column", lacking)
             columns = [header.index(name) for name in wanted]
