@@ -1,6 +1,6 @@
 """`remask encode MODEL FILE --out FILE`: token ids and last hidden states of every line, in one file.
 
-OUT is .safetensors (or .npz): `ids` (all texts laid end to end, int32), `states` (tokens x width, fp32) and `offsets`
+OUT is .safetensors: `ids` (all texts laid end to end, int32), `states` (tokens x width, fp32) and `offsets`
 (texts + 1, int64), so text i is ids[offsets[i]:offsets[i+1]]; with --pooled only `vectors` (texts x width). Or .jsonl:
 one object a line. Texts are read and answered in pieces; the file appears whole or not at all.
 """
@@ -22,7 +22,7 @@ from remask.config import Config, setting
 from remask.errors import DataError, MissingInputError, UsageError
 from remask.progress import Progress
 
-ENDINGS = (".safetensors", ".npz", ".jsonl")
+ENDINGS = (".safetensors", ".jsonl")
 PIECE = 1_024
 
 
@@ -83,7 +83,7 @@ def main(run: EncodeRun, out: Path, progress: Progress) -> dict[str, Any]:
         if not done:
             raise DataError(f"{run.file}: has no texts")
         if out.suffix != ".jsonl":
-            _write_arrays(aside, out.suffix, pieces, run.pooled)
+            _write_arrays(aside, pieces, run.pooled)
         aside.replace(out)
     return {"texts": done, "tokens": tokens, "width": model.settings.hidden_size, "out": str(out)}
 
@@ -125,7 +125,7 @@ def _json_lines(found: dict[str, Any]) -> Iterator[str]:
         yield json.dumps({"ids": ids.tolist(), "states": states.tolist()}) + "\n"
 
 
-def _write_arrays(path: Path, ending: str, pieces: list[dict[str, Any]], pooled: bool) -> None:
+def _write_arrays(path: Path, pieces: list[dict[str, Any]], pooled: bool) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -138,8 +138,5 @@ def _write_arrays(path: Path, ending: str, pieces: list[dict[str, Any]], pooled:
             "states": np.concatenate([one for piece in pieces for one in piece["states"]]),
             "offsets": np.cumsum([0, *(len(one) for one in ids)]).astype(np.int64),
         }
-    if ending == ".npz":
-        with path.open("wb") as file:
-            np.savez(file, **arrays)
-    else:
-        save_file(arrays, path)
+    save_file(arrays, path)
+    path.chmod(0o644)  # the library makes it private

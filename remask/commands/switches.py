@@ -16,6 +16,11 @@ RUN_MODELS = {
     "prepare": "remask.commands.prepare:PrepareRun",
     "pretrain": "remask.commands.pretrain:PretrainRun",
     "finetune": "remask.commands.finetune:FinetuneRun",
+    "import": "remask.commands.import:ImportRun",
+    "export": "remask.commands.export:ExportRun",
+    "fill-mask": "remask.commands.fill_mask:FillMaskRun",
+    "encode": "remask.commands.encode:EncodeRun",
+    "describe": "remask.commands.describe:DescribeRun",
 }
 
 

@@ -1,0 +1,262 @@
+"""The Python API on tiny models: answers in the order of the texts, whatever else is in the batch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import remask
+from remask.errors import DataError, MissingInputError
+from remask.model.network import Network, build_network
+from remask.model.settings import HeadSettings, ModelSettings
+from remask.model.store import save_model
+from remask.serve.engine import Model, _best_span
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "num_heads": 4, "num_layers": 2, "ffn_size": 48, "max_length": 24, "init_std": 0.3,
+}  # fmt: skip
+TEXTS = ["The dog.", "The quick brown fox jumps over it", "a", "Who wrote it? Mary Shelley"]
+
+
+def make(folder: Path, tokenizer: Path, heads: HeadSettings, labels: Any = None, **changes: Any) -> Model:
+    vocab_size = 80 if tokenizer.name == "wordpiece" else 300
+    settings = ModelSettings(**(SMALL | {"vocab_size": vocab_size} | changes))
+    save_model(folder, build_network(settings, heads, seed=1), tokenizer, labels)
+    return remask.load(folder)
+
+
+@pytest.fixture
+def bpe(tiny_tokenizers: dict[str, Path]) -> Path:
+    return tiny_tokenizers["byte-bpe"]
+
+
+def test_fill_mask_gives_the_best_tokens_and_the_filled_text(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(masked_lm=True))
+    fills = model.fill_mask("The <mask> dog.", top=3)
+    assert [fill.score for fill in fills] == sorted((fill.score for fill in fills), reverse=True)
+    assert len(fills) == 3
+    for fill in fills:
+        assert fill.token_str == model.tokenizer.token_text(fill.token)
+        expected = "" if fill.token in model.tokenizer.special_ids else fill.token_str
+        assert fill.sequence == f"The{expected} dog."
+    everything = model.fill_mask("The <mask> dog.", top=10_000)
+    assert len(everything) == 300
+    assert sum(fill.score for fill in everything) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_fill_mask_with_two_masks_and_several_texts(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(masked_lm=True))
+    both = model.fill_mask("A <mask> b<mask>", top=1)
+    assert len(both) == 2
+    assert both[0].sequence.endswith("b<mask>")
+    assert both[1].sequence.startswith("A<mask> b")
+    alone = [model.fill_mask(text, top=2) for text in ("A <mask>", "The quick <mask> fox jumps")]
+    together = model.fill_mask(["A <mask>", "The quick <mask> fox jumps"], top=2)
+    for one, other in zip(alone, together, strict=True):
+        assert [fill.token for fill in one] == [fill.token for fill in other]
+        assert [fill.score for fill in one] == pytest.approx([fill.score for fill in other], abs=1e-6)
+
+
+def test_fill_mask_with_berts_vocabulary(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> None:
+    heads, form = HeadSettings(masked_lm=True), {"head_form": "bert", "num_segments": 2, "position_offset": 0}
+    model = make(tmp_path / "m", tiny_tokenizers["wordpiece"], heads, **form)
+    assert len(model.fill_mask("The [MASK] dog", top=4)) == 4
+    with pytest.raises(DataError, match=r"has no \[MASK\]"):
+        model.fill_mask("The <mask> dog")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("no mask here", "has no <mask>"), ("<mask>" + " fox jumps" * 30, "this model takes 22")]
+)
+def test_fill_mask_refuses_what_it_cannot_answer(tmp_path: Path, bpe: Path, text: str, message: str) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(masked_lm=True))
+    with pytest.raises(DataError, match=message):
+        model.fill_mask(text)
+    with pytest.raises(DataError, match="top = 0"):
+        model.fill_mask("a <mask>", top=0)
+
+
+def test_a_model_says_what_it_can_do(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(num_classes=2))
+    assert model.methods == ("classify", "embed", "rank", "encode", "tokenize")
+    with pytest.raises(DataError, match="cannot fill_mask; it can classify"):
+        model.fill_mask("a <mask>")
+    with pytest.raises(MissingInputError):
+        remask.load(tmp_path / "absent")
+
+
+def test_classes_are_in_order_and_do_not_depend_on_the_batch(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(num_classes=3), ("x", "y", "z"))
+    together = model.classify(TEXTS)
+    small = remask.load(tmp_path / "m", batch_tokens=1)
+    for text, label in zip(TEXTS, together, strict=True):
+        (alone,) = small.classify([text])
+        assert alone.label == label.label
+        assert alone.scores == pytest.approx(label.scores, abs=1e-6)
+        assert set(label.scores) == {"x", "y", "z"}
+        assert sum(label.scores.values()) == pytest.approx(1.0)
+        assert label.label == max(label.scores, key=label.scores.__getitem__)
+        assert label.score == label.scores[label.label]
+    assert model.classify([]) == []
+
+
+def test_a_pair_is_not_its_parts_joined(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(num_classes=3))
+    pair, joined = model.classify([("The dog.", "The fox."), "The dog. The fox."])
+    assert pair.scores != pytest.approx(joined.scores, abs=1e-4)
+    assert set(pair.scores) == {"LABEL_0", "LABEL_1", "LABEL_2"}
+    pair_ids = model.encode([("The dog.", "The fox.")])[0].ids.tolist()
+    assert pair_ids.count(model.tokenizer.eos_id) == 3
+
+
+def test_regression_and_several_labels(tmp_path: Path, bpe: Path) -> None:
+    number = make(tmp_path / "r", bpe, HeadSettings(num_classes=1)).classify(["The dog."])[0]
+    assert number.label is None
+    assert isinstance(number.score, float)
+    several = make(tmp_path / "s", bpe, HeadSettings(num_classes=4, multilabel=True)).classify(TEXTS)
+    for label in several:
+        assert label.labels == tuple(name for name, score in label.scores.items() if score >= 0.5)
+    assert any(abs(sum(label.scores.values()) - 1.0) > 1e-3 for label in several)
+
+
+def test_tags_are_entities_with_their_characters(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(num_tags=3), ("O", "B-PER", "I-PER"))
+    with torch.no_grad():  # the tag follows the token: whatever is near "Mary" in the embedding is a person
+        assert model.network.heads.tagger is not None
+        model.network.heads.tagger.weight.zero_()
+        model.network.heads.tagger.bias.copy_(torch.tensor([0.0, 5.0, 0.0]))
+    text = "Mary Shelley, wrote"
+    found = model.tag([text, "", "Who?"])
+    assert [(entity.text, entity.start, entity.end) for entity in found[0]] == [
+        ("Mary", 0, 4), ("Shelley", 5, 12), (",", 12, 13), ("wrote", 14, 19),
+    ]  # fmt: skip
+    assert found[0][0].label == "PER"
+    assert found[1] == []
+    assert [entity.text for entity in found[2]] == ["Who", "?"]
+    long = " ".join(["fox"] * 60)  # beyond the model's 24 positions
+    assert len(model.tag([long])[0]) == 60
+
+
+def test_the_best_span_is_found_within_the_window() -> None:
+    generator = np.random.default_rng(5)
+    for size in (1, 2, 7, 45):
+        logits = generator.normal(size=(size + 5, 2)).astype(np.float32)
+        score, start, end, probability = _best_span(logits, 4, size)
+        every = [(logits[4 + a, 0] + logits[4 + b, 1], a, b) for a in range(size) for b in range(a, min(size, a + 30))]
+        assert (score, start, end) == (pytest.approx(max(every)[0]), *max(every)[1:])
+        assert 0 < probability <= 1
+
+
+def _span_reader(network: Network, token: int) -> None:
+    """Make the span head point at one token: its state is made large in one direction by hand."""
+    with torch.no_grad():
+        network.encoder.embeddings.positions.weight.zero_()
+        network.encoder.embeddings.segments.weight.zero_()
+        network.encoder.embeddings.tokens.weight.zero_()
+        network.encoder.embeddings.tokens.weight[:, 0] = -1.0
+        network.encoder.embeddings.tokens.weight[token, 0] = 1.0
+        for attention, ffn in zip(network.encoder.attentions, network.encoder.ffns, strict=True):
+            attention.output.weight.zero_()
+            ffn.down.weight.zero_()
+        network.heads.span.weight.zero_()
+        network.heads.span.weight[:, 0] = 1.0
+
+
+def test_an_answer_is_found_in_any_window_of_a_long_context(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(span=True))
+    wanted = model.tokenizer.encode(" Z")
+    _span_reader(model.network, int(wanted[-1]))
+    for place in range(0, 40, 3):
+        words = ["fox"] * 40
+        words[place] = "Z"
+        context = " ".join(words)
+        answer = model.answer("Who", context)
+        assert answer.text.strip() == "Z"
+        assert context[answer.start : answer.end] == answer.text
+    with pytest.raises(DataError, match="must have words"):
+        model.answer("", "x")
+
+
+def test_no_answer_is_said_by_the_first_token_or_by_the_head(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(span=True))
+    _span_reader(model.network, model.tokenizer.bos_id)
+    assert model.answer("Who", "The dog").text == ""
+    model = make(tmp_path / "a", bpe, HeadSettings(span=True, answerable=True))
+    for bias, empty in ((50.0, False), (-50.0, True)):
+        with torch.no_grad():
+            model.network.heads.answerable.bias.fill_(bias)
+        assert (model.answer("Who", "The dog").text == "") == empty
+
+
+def test_choices_are_scored_together(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(choice=True))
+    choice = model.choose("The dog.", ["jumps", "over the river", "a"])
+    assert sum(choice.scores) == pytest.approx(1.0)
+    assert choice.index == int(np.argmax(choice.scores))
+    with pytest.raises(DataError, match="at least two"):
+        model.choose("The dog.", ["jumps"])
+
+
+def test_vectors_and_states(tmp_path: Path, bpe: Path) -> None:
+    for pooling in ("first", "mean"):
+        model = make(tmp_path / pooling, bpe, HeadSettings(pooling=pooling))
+        encoded = model.encode(TEXTS)
+        vectors = model.embed(TEXTS, normalize=False)
+        for text, one, vector in zip(TEXTS, encoded, vectors, strict=True):
+            ids = [model.tokenizer.bos_id, *model.tokenizer.encode(text), model.tokenizer.eos_id]
+            assert one.ids.tolist() == ids
+            assert one.states.shape == (len(ids), 32)
+            expected = one.states[0] if pooling == "first" else one.states.mean(0)
+            assert np.abs(vector - expected).max() < 1e-5
+        unit = model.embed(TEXTS)
+        assert np.linalg.norm(unit, axis=1) == pytest.approx(np.ones(4), abs=1e-6)
+        assert model.embed([]).shape == (0, 32)
+        ranked = model.rank(TEXTS[1], TEXTS)
+        assert ranked[0].index == 1
+        assert ranked[0].score == pytest.approx(1.0, abs=1e-5)
+        assert [one.score for one in ranked] == sorted((one.score for one in ranked), reverse=True)
+
+
+def test_long_texts_are_refused_unless_they_may_be_cut(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(num_classes=2))
+    long = "fox jumps " * 40
+    for call in (model.classify, model.embed, model.encode):
+        with pytest.raises(DataError, match="this model takes 22"):
+            call([long])
+    assert len(model.encode([long], long_texts="cut")[0].ids) == 24
+    (pair,) = model.encode([(long, "a")], long_texts="cut")
+    assert len(pair.ids) == 24
+    tail = [model.tokenizer.eos_id, *model.tokenizer.encode("a"), model.tokenizer.eos_id]
+    assert pair.ids.tolist()[-len(tail) :] == tail
+    (pair,) = model.encode([("a", long)], long_texts="cut")
+    assert len(pair.ids) == 24
+
+
+def test_tokens_and_their_characters(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings())
+    text = "The dog naïve <mask>"
+    (tokens,) = model.tokenize([text])
+    assert list(tokens.ids) == model.tokenizer.encode(text).tolist()
+    assert model.tokenizer.mask_id not in tokens.ids
+    assert text[slice(*tokens.spans[0])] == tokens.tokens[0]
+
+
+def test_a_vocabulary_that_does_not_belong_to_the_model_is_refused(tmp_path: Path, bpe: Path) -> None:
+    with pytest.raises(DataError, match="do not belong together"):
+        make(tmp_path / "m", bpe, HeadSettings(), vocab_size=100)
+
+
+def test_the_engine_needs_neither_transformers_nor_arrow(tmp_path: Path, bpe: Path) -> None:
+    make(tmp_path / "m", bpe, HeadSettings(masked_lm=True))
+    code = f"import sys, remask; remask.load({str(tmp_path / 'm')!r}).fill_mask('a <mask>')\n"
+    code += (
+        "heavy = {'transformers', 'pyarrow', 'datasets', 'sklearn', 'scipy', 'matplotlib', 'ray'} & set(sys.modules)\n"
+    )
+    code += "assert not heavy, heavy"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
