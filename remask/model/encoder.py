@@ -136,18 +136,47 @@ class Embeddings(nn.Module):
         return x_TE if self.project is None else self.project(x_TE)
 
 
-class Attention(nn.Module):
-    """Self-attention over padded rows; its linear layers run on the tokens laid end to end."""
+class SubLayer(nn.Module):
+    """x + inner(x), normed before `inner` or after the sum: what attention and FFN have in common."""
 
-    def __init__(self, settings: ModelSettings, with_norm: bool) -> None:
+    site: Site
+
+    def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.qkv = nn.Linear(settings.hidden_size, 3 * settings.hidden_size, bias=settings.bias)  # rows: q, k, v
-        self.output = nn.Linear(settings.hidden_size, settings.hidden_size, bias=settings.bias)
-        # The identity stands where the modern form's first layer has no norm.
-        self.norm = layer_norm(settings, settings.hidden_size) if with_norm else nn.Identity()
+        self.norm: nn.Module = layer_norm(settings, settings.hidden_size)
 
     def forward(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
+        settings = self.settings
+        pre = settings.norm == "pre"
+        y_TD = self.inner(self.norm(x_TD) if pre and self.is_normed(layer) else x_TD, layer, view, noise)
+        if noise is not None:
+            y_TD = noise.drop(y_TD, settings.dropout, layer, self.site, view.rows.computed)
+        return x_TD + y_TD if pre else self.norm(x_TD + y_TD)
+
+    def inner(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
+        raise NotImplementedError
+
+    def is_normed(self, layer: int) -> bool:
+        return True
+
+
+class Attention(SubLayer):
+    """Self-attention over padded rows; its linear layers run on the tokens laid end to end."""
+
+    site = Site.ATTENTION
+
+    def __init__(self, settings: ModelSettings, with_norm: bool) -> None:
+        super().__init__(settings)
+        self.qkv = nn.Linear(settings.hidden_size, 3 * settings.hidden_size, bias=settings.bias)  # rows: q, k, v
+        self.output = nn.Linear(settings.hidden_size, settings.hidden_size, bias=settings.bias)
+        if not with_norm:
+            self.norm = nn.Identity()
+
+    def is_normed(self, layer: int) -> bool:
+        return self.settings.has_attention_norm(layer)
+
+    def inner(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
         settings = self.settings
         window = settings.window(layer)
         qkv_BSM = view.rows.pad(self.qkv(x_TD))
@@ -162,24 +191,28 @@ class Attention(nn.Module):
         return self.output(view.rows.unpad(x_BNSK.transpose(1, 2).flatten(2, 3)))
 
 
-class Ffn(nn.Module):
+class Ffn(SubLayer):
     """down(act(up x)); gated: up gives two halves, the activated one is multiplied by the other."""
 
+    site = Site.FFN
+
     def __init__(self, settings: ModelSettings) -> None:
-        super().__init__()
-        self.gated = settings.ffn == "gated"
-        self.approximate = ACTIVATIONS[settings.activation]
-        up_size = settings.ffn_size * (2 if self.gated else 1)
+        super().__init__(settings)
+        up_size = settings.ffn_size * (2 if settings.ffn == "gated" else 1)
         self.up = nn.Linear(settings.hidden_size, up_size, bias=settings.bias)
         self.down = nn.Linear(settings.ffn_size, settings.hidden_size, bias=settings.bias)
-        self.norm = layer_norm(settings, settings.hidden_size)
 
-    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+    def inner(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
+        return self.both(x_TD)
+
+    def both(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """The two products and what stands between them; `compile_layers` compiles just this."""
+        approximate = ACTIVATIONS[self.settings.activation]
         x_TF = self.up(x_TD)
-        if self.gated:
-            x_TF, gate_TF = x_TF.chunk(2, dim=-1)
-            return self.down(F.gelu(x_TF, approximate=self.approximate) * gate_TF)
-        return self.down(F.gelu(x_TF, approximate=self.approximate))
+        if self.settings.ffn == "plain":
+            return self.down(F.gelu(x_TF, approximate=approximate))
+        x_TF, gate_TF = x_TF.chunk(2, dim=-1)
+        return self.down(F.gelu(x_TF, approximate=approximate) * gate_TF)
 
 
 @dataclass
@@ -235,23 +268,8 @@ class Encoder(nn.Module):
         return hidden_BSD
 
     def layer(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
-        """One layer: x + sublayer(x), normed before the sub-layer or after the sum."""
-        settings = self.settings
-        attention = self.attentions[settings.attention_index(layer)]
-        ffn = self.ffns[settings.ffn_index(layer)]
-        assert isinstance(attention, Attention)
-        assert isinstance(ffn, Ffn)
-        if settings.norm == "pre":
-            normed_TD = attention.norm(x_TD) if settings.has_attention_norm(layer) else x_TD
-            x_TD = x_TD + self._dropped(attention(normed_TD, layer, view, noise), layer, Site.ATTENTION, view, noise)
-            return x_TD + self._dropped(ffn(ffn.norm(x_TD)), layer, Site.FFN, view, noise)
-        x_TD = x_TD + self._dropped(attention(x_TD, layer, view, noise), layer, Site.ATTENTION, view, noise)
-        x_TD = attention.norm(x_TD)
-        x_TD = x_TD + self._dropped(ffn(x_TD), layer, Site.FFN, view, noise)
-        return ffn.norm(x_TD)
-
-    def _dropped(self, x_TD: torch.Tensor, layer: int, site: Site, view: View, noise: Noise | None) -> torch.Tensor:
-        return x_TD if noise is None else noise.drop(x_TD, self.settings.dropout, layer, site, view.rows.computed)
+        x_TD = self.attentions[self.settings.attention_index(layer)](x_TD, layer, view, noise)
+        return self.ffns[self.settings.ffn_index(layer)](x_TD, layer, view, noise)
 
     def _view(self, batch: Batch, noise: Noise | None, causal: bool) -> View:
         settings = self.settings

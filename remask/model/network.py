@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from remask.errors import ConfigError
-from remask.model.encoder import Encoder
+from remask.model.encoder import Encoder, Ffn
 from remask.model.heads import Heads
 from remask.model.noise import Noise, Site
 from remask.model.settings import HeadSettings, ModelSettings
@@ -129,7 +129,8 @@ class Network(nn.Module):
         """torch.compile on the FFNs, where element-wise work stands between products; attention has its own kernels,
         and noise is no tensor program. Sizes stay free: one compilation serves all batches."""
         for ffn in self.encoder.ffns:
-            ffn.compile(backend=backend, dynamic=True)
+            assert isinstance(ffn, Ffn)
+            ffn.both = torch.compile(ffn.both, backend=backend, dynamic=True)
 
 
 def with_heads(network: Network, heads: HeadSettings, seed: int, settings: ModelSettings | None = None) -> Network:
