@@ -96,6 +96,7 @@ def main() -> None:
                 speeds["ours"].append(ours)
                 speeds["peer"].append(peer)
     result = {
+        "name": f"batches of {options.batch} x {options.length}, {options.unit}",
         "ratio": round(statistics.median(o / p for o, p in zip(speeds["ours"], speeds["peer"], strict=True)), 2),
         "peer": round(statistics.median(speeds["peer"])),
         "ours": round(statistics.median(speeds["ours"])),

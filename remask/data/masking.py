@@ -18,10 +18,10 @@ from remask.data import order
 from remask.data.rows import Rows, Vocabulary
 from remask.data.settings import MaskingSettings
 
-_PICK, _BUDGET, _TURN, _LENGTH, _SHOW, _TOKEN = (
-    order.key_of("masking", name) for name in ("pick", "budget", "turn", "length", "show", "token")
-)
-_LOW_BITS = np.uint64(20)  # of a drawn rank: replaced by the column, so that no two are equal in a row
+_PICK, _TURN, _LENGTH, _SHOW = (order.key_of("masking", name) for name in ("pick", "turn", "length", "show"))
+_LOWER_HALF = np.uint64((1 << 32) - 1)
+_LAST_RANK = np.uint32((1 << 32) - 1)
+_ROW_SHIFT, _RANK_SHIFT = np.uint64(44), np.uint64(20)  # the row above the upper bits of a rank: one sort does both
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,17 @@ class Masker:
     def _choose_tokens(self, rows: Rows, keys_B: np.ndarray, rate: float) -> np.ndarray:
         """Flat positions, ascending."""
         num_rows, width = rows.ids_BS.shape
-        ranks_BS = order.draw((keys_B ^ np.uint64(_PICK))[:, None], np.arange(width))
-        flat = ranks_BS.reshape(-1)
+        bits_BS = order.draw((keys_B ^ np.uint64(_PICK))[:, None], np.arange(width))
         if self.settings.count == "independent":
-            return rows.text_T[flat[rows.text_T] < np.uint64(int(rate * 2.0**64))]
-        ranks_BS >>= _LOW_BITS
-        ranks_BS <<= _LOW_BITS
-        ranks_BS |= np.arange(width, dtype=np.uint64)
-        others = np.ones(num_rows * width, bool)
-        others[rows.text_T] = False
-        flat[others] = np.iinfo(np.uint64).max
+            return rows.text_T[bits_BS.reshape(-1)[rows.text_T] < np.uint64(int(rate * 2.0**64))]
+        # 32 bits sort many times faster than 64. Two equal ranks just at the limit leave one token out, in about one
+        # row of ten million.
+        ranks = np.full(num_rows * width, _LAST_RANK)
+        ranks[rows.text_T] = (bits_BS.reshape(-1)[rows.text_T] >> np.uint64(32)).astype(np.uint32)
+        ranks_BS = ranks.reshape(num_rows, width)
         budget_B = _budgets(keys_B, rows.text_lengths_B, rate)
-        lowest_BS = np.sort(ranks_BS, axis=1)
-        # The first rank that is not chosen: where the whole row is, there is none, and all its text is below.
-        limit_B = lowest_BS[np.arange(num_rows), np.minimum(budget_B, width - 1)]
-        limit_B[budget_B == width] = np.iinfo(np.uint64).max
+        limit_B = np.sort(ranks_BS, axis=1)[np.arange(num_rows), np.minimum(budget_B, width - 1)]
+        limit_B[budget_B == width] = _LAST_RANK
         return np.flatnonzero(ranks_BS < limit_B[:, None])
 
     def _choose_units(
@@ -179,13 +175,14 @@ class Masker:
         ids = rows.ids_BS.reshape(-1).copy()
         labels = ids[chosen]
         row, column = np.divmod(chosen, width)
-        keys = keys_B[row]
-        decided = column if leader is None else leader % width
-        show = order.uniform(order.draw(keys ^ np.uint64(_SHOW), decided))
-        bits = order.draw(keys ^ np.uint64(_TOKEN), column)
-        random_from, random_to = self.settings.mask_share, self.settings.mask_share + self.settings.random_share
+        keys = keys_B[row] ^ np.uint64(_SHOW)
+        bits = order.draw(keys, column)
+        # The lower half of the bits decides what is shown, the upper half which random token.
+        show = (bits if leader is None else order.draw(keys, leader % width)) & _LOWER_HALF
+        random_from = np.uint64(int(self.settings.mask_share * 2.0**32))
+        random_to = np.uint64(int((self.settings.mask_share + self.settings.random_share) * 2.0**32))
         shown = np.where(show < random_from, self._mask_id, labels)
-        is_random = (show >= random_from) & (show < random_to)
+        is_random = np.flatnonzero((show >= random_from) & (show < random_to))
         shown[is_random] = self._allowed[order.below(bits[is_random], len(self._allowed))]
         ids[chosen] = shown
         return Masked(ids.reshape(rows.ids_BS.shape), chosen, labels)
@@ -193,8 +190,7 @@ class Masker:
 
 def _budgets(keys_B: np.ndarray, tokens_B: np.ndarray, rate: float) -> np.ndarray:
     """How many tokens of each row are predicted: rate * tokens, rounded up as often as its fraction says."""
-    up = order.uniform(order.draw(keys_B ^ np.uint64(_BUDGET), np.zeros(len(keys_B), np.int64)))
-    return np.floor(rate * tokens_B + up).astype(np.int64)
+    return np.floor(rate * tokens_B + order.uniform(keys_B)).astype(np.int64)
 
 
 class _Units:
@@ -224,7 +220,7 @@ def _unturned(values: np.ndarray, ring: np.ndarray) -> np.ndarray:
 
 def _by_rank(row_U: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """Units row by row, each row's in the order of their ranks."""
-    return np.argsort((row_U.astype(np.uint64) << np.uint64(44)) | (ranks >> _LOW_BITS), kind="stable")
+    return np.argsort((row_U.astype(np.uint64) << _ROW_SHIFT) | (ranks >> _RANK_SHIFT), kind="stable")
 
 
 def _opens(row_U: np.ndarray) -> np.ndarray:

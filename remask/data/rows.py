@@ -127,17 +127,18 @@ def _layout(block: Block, width: int, recipe: Recipe, vocabulary: Vocabulary) ->
     examples = block.examples
     first, last = examples.rows[block.rows], examples.rows[block.rows + 1]
     per_row = last - first
-    number = np.arange(per_row.sum()) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+    before_row = np.cumsum(per_row) - per_row
+    number = np.arange(int(per_row.sum())) - np.repeat(before_row, per_row)
     piece = np.repeat(first, per_row) + number
     lengths, starts = examples.lengths[piece].astype(np.int64), examples.starts[piece]
     before, after = _marks(examples, piece, number, recipe, vocabulary)
-    sizes = lengths + (before >= 0) + (after >= 0)
-    ends = np.cumsum(sizes)
-    row_base = np.concatenate(([0], ends))[np.cumsum(per_row) - per_row]
-    at = ends - sizes - np.repeat(row_base, per_row) + np.repeat(block.places * width, per_row)
-    text_at = at + (before >= 0)
-    marks_at = np.concatenate((at[before >= 0], (text_at + lengths)[after >= 0]))
-    marks = np.concatenate((before[before >= 0], after[after >= 0]))
+    opened, closed = before >= 0, after >= 0
+    sizes = lengths + opened + closed
+    begins = np.cumsum(sizes) - sizes
+    at = begins + np.repeat(block.places * width - begins[before_row], per_row)
+    text_at = at + opened
+    marks_at = np.concatenate((at[opened], (text_at + lengths)[closed]))
+    marks = np.concatenate((before[opened], after[closed]))
     return _Layout(number, at, sizes, text_at, lengths, starts, marks_at, marks)
 
 
