@@ -29,8 +29,15 @@ HEADS = {
 
 
 def task_logits(model: Any, kind: str, batch: Batch, noise: Any = None) -> torch.Tensor:
-    """What the task's head says about a batch of tensors: B x C, B x S x C, B x S x 2 or B."""
+    """What the task's head says about a batch of tensors: B x C, B x S x C, B x S x 2 or B.
+
+    A network that also says whether there is an answer gives B x S x 3 for spans: that logit at every position."""
+    import torch
+
     hidden_BSD = model.encode(batch, noise)
+    if kind == "spans" and model.head_settings.answerable:
+        logits_BS2, logit_B = model.span(hidden_BSD, noise), model.answerable(hidden_BSD, batch.lengths_B, noise)
+        return torch.cat([logits_BS2, logit_B[:, None, None].expand(-1, logits_BS2.shape[1], 1)], dim=2)
     head = getattr(model, HEADS[kind])
     if kind in ("tags", "spans"):
         return head(hidden_BSD, noise)
@@ -74,9 +81,10 @@ class TaskObjective:
     def _spans_and_answerable(self, model: Any, batch: Batch, noise: Any) -> Loss:
         import torch.nn.functional as F
 
-        hidden_BSD = model.encode(batch, noise)
-        total, right = _loss("spans", model.span(hidden_BSD, noise).float(), batch)
-        logits_B = model.answerable(hidden_BSD, batch.lengths_B, noise).float()
+        logits_BS3 = task_logits(model, "spans", batch, noise).float()
+        total, right = _loss("spans", logits_BS3[:, :, :2], batch)
+        logits_B = logits_BS3[:, 0, 2]
+        assert batch.labels is not None
         has_answer_B = (batch.labels[:, 1] > 0).float()
         answerable = F.binary_cross_entropy_with_logits(logits_B, has_answer_B, reduction="sum")
         counts = self.counts(batch)
@@ -91,6 +99,7 @@ def _loss(kind: str, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, 
     import torch.nn.functional as F
 
     labels = batch.labels
+    assert labels is not None
     if kind == "regress":
         return F.mse_loss(logits[:, 0], labels, reduction="sum"), None
     if kind == "multilabel":

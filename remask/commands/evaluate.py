@@ -37,7 +37,7 @@ class EvaluateRun(Config):
     seed: int = setting(0, "the first seed of fine-tuning", ge=0)
     seeds: int = setting(1, "fine-tuning runs a task", ge=1)
     model: str = setting("", "the model")
-    tasks: tuple[str, ...] = setting((), "glue (all of it), glue:NAME, ner, blimp")
+    tasks: tuple[str, ...] = setting((), "glue (all of it), glue:NAME, ner, squad1, squad2, race, blimp")
     data: str = setting("", "folder with the tasks' files (or with folders named as the tasks')")
     max_train: int | None = setting(None, "train on so many examples a task at most", ge=1)
     max_pairs: int | None = setting(None, "BLiMP: so many pairs of each paradigm", ge=1)
@@ -195,7 +195,7 @@ def render(values: Mapping[str, Any]) -> str:
 
 @click.command()
 @click.argument("model")
-@click.option("--tasks", required=True, help="Comma-separated: glue, glue:NAME, ner, blimp.")
+@click.option("--tasks", required=True, help="Comma-separated: glue, glue:NAME, ner, squad1, squad2, race, blimp.")
 @click.option("--data", required=True, help="Folder with the tasks' files.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for fine-tuned models and results.json.")
 @click.option("--seeds", type=int, help="Fine-tuning runs a task; the result is their median.")

@@ -60,7 +60,9 @@ class FinetuneRun(Config):
 
     seed: int = setting(0, "the first seed", ge=0)
     seeds: int = setting(1, "runs, with seeds seed, seed + 1, …; the result is their median and spread", ge=1)
-    task: str = setting("classify", "classify, regress, multilabel, pair, ner, or a named one such as glue:cola")
+    task: str = setting(
+        "classify", "classify, regress, multilabel, pair, ner, qa, choice, or a named one such as glue:cola"
+    )
     init: str = setting("", "the model to start from: a run, a checkpoint or a Hugging Face folder")
     init_weights: bool = switch(True, "start from its weights; false: the same network from scratch", effect="math")
     train_file: str | None = setting(None, "what to train on")
@@ -116,7 +118,7 @@ class Setup:
         from remask.model.store import save_model
 
         inputs = {"init": self.identity["init"]}
-        save_model(folder, network, None, self.problem.labels, inputs=inputs, extra=self.files, replace=True)
+        save_model(folder, network, None, self.problem.labels or None, inputs=inputs, extra=self.files, replace=True)
 
 
 # ---------------------------------------------------------------------------------------------------- the run
@@ -241,7 +243,7 @@ def _one_seed(setup: Setup, folder: Path, seed: int, progress: Progress, world: 
     )
     every = max(1, round(batches.steps_per_epoch / run.evaluations))
     settings = _train_settings(run, setup.loaded, every)
-    objective = TaskObjective(problem.kind, seed)
+    objective = TaskObjective(problem.kind, seed, answerable=network.head_settings.answerable)
     watch = _Watch(setup, folder, objective, world.is_first)
     watch.restore()
     started = time.monotonic()
@@ -249,7 +251,7 @@ def _one_seed(setup: Setup, folder: Path, seed: int, progress: Progress, world: 
         train(
             model=network, batches=batches, objective=objective, settings=settings, folder=folder,
             identity={**setup.identity, "seed": seed}, evaluate=watch.evaluate, progress=progress, seed=seed,
-            carried=model_files(network.settings, network.head_settings, None, problem.labels) | setup.files,
+            carried=model_files(network.settings, network.head_settings, None, problem.labels or None) | setup.files,
             allow_change=("run",), world=world, name=f"fine-tune, seed {seed}",
         )  # fmt: skip
     except _Enough:
@@ -278,7 +280,7 @@ def _network(setup: Setup, seed: int) -> Network:
     if not setup.run.init_weights:
         return build_network(loaded.settings, heads, seed)
     network = loaded.network
-    if loaded.labels is not None and loaded.labels != problem.labels:
+    if (loaded.labels or ()) != problem.labels:
         network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
     return with_heads(network, heads, seed)
 
@@ -403,7 +405,10 @@ def render(values: Mapping[str, Any]) -> str:
 
 @click.command()
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option("--task", help="classify, regress, multilabel, pair, ner, or a named one such as glue:cola.")
+@click.option(
+    "--task",
+    help="classify, regress, multilabel, pair, ner, qa, choice, or a named one: glue:NAME, squad1, squad2, race.",
+)
 @click.option("--init", help="The model to start from.")
 @click.option("--from-scratch", is_flag=True, help="The same network with random weights, for comparison.")
 @click.option("--train", "train_file", help="The file to train on.")

@@ -71,13 +71,18 @@ def open_task_model(path: Path) -> TaskModel:
     kind: Kind
     if heads.num_tags is not None:
         kind, count = "tags", heads.num_tags
+    elif heads.span:
+        kind, count = "spans", 0
+    elif heads.choice:
+        kind, count = "choice", 0
     elif heads.num_classes is not None:
         kind = "multilabel" if heads.multilabel else "regress" if heads.num_classes == 1 else "classify"
         count = heads.num_classes
     else:
         raise DataError(f"{loaded.folder}: has no task's head; fine-tune it first (remask finetune --init {path} …)")
-    labels = loaded.labels or tuple(f"LABEL_{i}" for i in range(count))
-    return TaskModel(loaded, None, kind, () if kind == "regress" else labels, TableSettings(), RowSettings())
+    named = kind in ("classify", "multilabel", "tags")
+    labels = (loaded.labels or tuple(f"LABEL_{i}" for i in range(count))) if named else ()
+    return TaskModel(loaded, None, kind, labels, TableSettings(), RowSettings())
 
 
 def main(run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:

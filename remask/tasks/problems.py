@@ -18,19 +18,24 @@ import numpy as np
 
 from remask.data.order import key_of, permute
 from remask.errors import ConfigError, DataError, MissingInputError
-from remask.tasks import conll, predict
+from remask.tasks import conll, predict, race, squad
 from remask.tasks.entities import score_entities
 from remask.tasks.glue import cut_by_hash, find_file, read_glue, read_glue_file
 from remask.tasks.rows import Frame, Rows, encode_rows, label_values
 from remask.tasks.settings import Kind, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
+from remask.tasks.squad_scores import score_answers
 from remask.tasks.tables import Table, check_labels, label_names, read_table
 
 Array = np.ndarray
 OWN_KINDS: dict[str, Kind] = {
     "classify": "classify", "regress": "regress", "multilabel": "multilabel", "pair": "classify", "ner": "tags",
+    "qa": "spans", "choice": "choice",
 }  # fmt: skip
-METRICS: dict[Kind, str] = {"classify": "accuracy", "regress": "spearman", "multilabel": "f1", "tags": "f1"}
+METRICS: dict[Kind, str] = {
+    "classify": "accuracy", "regress": "spearman", "multilabel": "f1", "tags": "f1", "spans": "f1",
+    "choice": "accuracy",
+}  # fmt: skip
 UNEVEN_SHARE = 0.8  # one class this large: accuracy says little
 
 
@@ -52,6 +57,10 @@ class Problem:
         """The HeadSettings that this needs."""
         if self.kind == "tags":
             return {"num_tags": len(self.labels)}
+        if self.kind == "spans":
+            return {"span": True, "answerable": any(not question.answers for question in self.train)}
+        if self.kind == "choice":
+            return {"choice": True}
         num_classes = 1 if self.kind == "regress" else len(self.labels)
         return {"num_classes": num_classes, "multilabel": self.kind == "multilabel"}
 
@@ -86,6 +95,10 @@ def open_problem(
         raise ConfigError("task pair needs two text columns: --text COL --text2 COL")
     if kind == "tags":
         problem = _open_tags(task, table, train, dev, folder)
+    elif kind == "spans":
+        problem = _open_spans(task, train, dev, folder)
+    elif kind == "choice":
+        problem = _open_choices(task, train, dev, folder)
     elif task in TASKS:
         problem = _open_named(task, train, dev, folder)
     else:
@@ -151,14 +164,55 @@ def _texts_problem(
 
 
 def _open_tags(task: str, table: TableSettings, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
-    if train is None or dev is None:
-        if folder is None:
-            raise ConfigError(f"task {task} needs its files: --train FILE and --dev FILE, or --data FOLDER")
-        train, dev = find_file(TASKS["ner"], "train", folder), find_file(TASKS["ner"], "dev", folder)
+    train, dev = _two_files(task, train, dev, folder)
     first, second = conll.read_sentences(train, table), conll.read_sentences(dev, table)
     names = conll.tag_names(first, train)
     conll.check_tags(second, names, dev)
     return Problem(task, "tags", names, METRICS["tags"], first, second, (), {})
+
+
+def _open_spans(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
+    train, dev = _two_files(task, train, dev, folder)
+    notes = []
+    if train.resolve() == dev.resolve():
+        first, second = squad.cut_by_article(squad.read_squad(train))
+        notes.append(
+            f"{train.name} is the only file at hand: every fifth article is scored and the others trained on, "
+            "so scores do not compare with published ones"
+        )
+    else:
+        first, second = squad.read_squad(train), squad.read_squad(dev)
+    first, dropped = squad.with_answers_in_place(first)
+    if not first or not second:
+        raise DataError(f"{train}: too few articles to train on and to score")
+    if dropped:
+        notes.append(f"{dropped:,} questions were left out: their answer does not stand where the file says")
+    facts = {"dropped": {"answer not in its place": dropped} if dropped else {}}
+    return Problem(task, "spans", (), METRICS["spans"], first, second, tuple(notes), facts)
+
+
+def _open_choices(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
+    if train is not None and dev is not None:
+        parts = [train], [dev]
+    elif folder is not None:
+        spec = TASKS["race"]
+        base = folder / spec["folder"] if (folder / spec["folder"]).is_dir() else folder
+        parts = tuple([base / name for name in spec[part] if (base / name).exists()] for part in ("train", "dev"))
+        if not all(parts):
+            raise MissingInputError(f"{base}: has no RACE files ({', '.join((*spec['train'], *spec['dev']))})")
+    else:
+        raise ConfigError(f"task {task} needs its files: --data FOLDER, or --train FILE and --dev FILE")
+    first, second = race.read_choices(parts[0]), race.read_choices(parts[1])
+    return Problem(task, "choice", (), METRICS["choice"], first, second, (), {})
+
+
+def _two_files(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> tuple[Path, Path]:
+    """Given files, or those of a named task."""
+    if train is not None and dev is not None:
+        return train, dev
+    if folder is None or task not in TASKS:
+        raise ConfigError(f"task {task} needs its files: --train FILE and --dev FILE")
+    return find_file(TASKS[task], "train", folder), find_file(TASKS[task], "dev", folder)
 
 
 def read_unlabelled(path: Path, kind: Kind, table: TableSettings) -> Sequence[Any]:
@@ -167,6 +221,10 @@ def read_unlabelled(path: Path, kind: Kind, table: TableSettings) -> Sequence[An
         raise MissingInputError(f"{path}: no such file")
     if kind == "tags":
         return conll.read_sentences(path, table, labelled=False)
+    if kind == "spans":
+        return squad.read_squad(path)
+    if kind == "choice":
+        return race.read_choices([path])
     return read_table(path, kind, table, labelled=False).examples
 
 
@@ -186,6 +244,10 @@ def encode(
     """Examples -> rows."""
     if kind == "tags":
         return conll.encode_sentences(items, tokenizer, frame, labels)
+    if kind == "spans":
+        return squad.encode_questions(items, tokenizer, frame, settings.stride)
+    if kind == "choice":
+        return race.encode_choices(items, tokenizer, frame)
     return encode_rows(items, tokenizer, frame, settings, label_values(items, kind, labels) if labelled else None)
 
 
@@ -194,6 +256,14 @@ def score(outputs: Sequence[Array], rows: Rows, items: Sequence[Any], kind: Kind
     if kind == "tags":
         said = conll.tags_from_rows([o.argmax(-1) for o in outputs], rows, items, labels)
         return score_entities([s.tags for s in items], said)
+    if kind == "spans":
+        answers = squad.answers_from_rows(outputs, rows, items)
+        odds = [a.null_odds for a in answers] if any(not q.answers for q in items) else None
+        gold = [[text for text, _ in q.answers] for q in items]
+        return {"metrics": score_answers(gold, [a.text for a in answers], odds)}
+    if kind == "choice":
+        result = race.score_choices([float(o) for o in outputs], items)
+        return {"metrics": result["metrics"]}
     answer = predict.answers(np.stack(outputs), rows, kind)
     truth = np.stack(label_values(items, kind, labels))
     result = predict.score(answer, truth, kind, labels)
@@ -218,6 +288,14 @@ def answer(
     if kind == "tags":
         said = conll.tags_from_rows([o.argmax(-1) for o in outputs], rows, items, labels)
         return [{"tokens": list(s.words), "tags": tags} for s, tags in zip(items, said, strict=True)]
+    if kind == "spans":
+        return [
+            {"id": q.id, "prediction": a.text, "start": a.start, "score": a.score, "null_odds": a.null_odds}
+            for q, a in zip(items, squad.answers_from_rows(outputs, rows, items), strict=True)
+        ]
+    if kind == "choice":
+        chosen = race.score_choices([float(o) for o in outputs], items)["chosen"]
+        return [{"prediction": q.options[c], "choice": int(c)} for q, c in zip(items, chosen, strict=True)]
     values = predict.answers(np.stack(outputs), rows, kind)
     return [predict.describe(value, kind, labels) for value in values]
 

@@ -36,6 +36,11 @@ class RowSettings(Config):
         "cut", "texts beyond max_length: cut (counted), or in windows whose answers are averaged", effect="data"
     )
 
+    stride: int = switch(
+        128, "passages with questions: tokens from the start of a window to that of the next", effect="data",
+        samples=[64, 128], ge=1,
+    )  # fmt: skip
+
 
 class TaskBatchSettings(Config):
     """How rows become batches."""

@@ -130,4 +130,31 @@ TASKS: dict[str, dict[str, Any]] = {
         "metric": "f1",
         "recipe": LARGE,
     },
+    "squad1": {
+        "kind": "spans",
+        "folder": "squad",
+        "train": ("train-v1.1.json", "dev-v1.1.json"),
+        "dev": ("dev-v1.1.json",),
+        "labels": (),
+        "metric": "f1",
+        "recipe": {"train.epochs": 2.0, "train.weight_decay": 0.01, "batch.num_rows": 48},
+    },
+    "squad2": {
+        "kind": "spans",
+        "folder": "squad",
+        "train": ("train-v2.0.json", "dev-v2.0.json"),
+        "dev": ("dev-v2.0.json",),
+        "labels": (),
+        "metric": "f1",
+        "recipe": {"train.epochs": 2.0, "train.weight_decay": 0.01, "batch.num_rows": 48},
+    },
+    "race": {
+        "kind": "choice",
+        "folder": "race",
+        "train": ("train.middle.jsonl.xz", "train.high.jsonl.xz", "train"),  # all that are there, not the first
+        "dev": ("dev.middle.jsonl", "dev.high.jsonl", "dev"),
+        "labels": (),
+        "metric": "accuracy",
+        "recipe": {"train.epochs": 4.0, "batch.num_rows": 16},
+    },
 }

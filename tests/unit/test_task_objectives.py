@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from remask.model.settings import HeadSettings
 from remask.schema import IGNORE, Batch
 from remask.task_objectives import TaskObjective
 
@@ -15,6 +16,7 @@ class Fake:
 
     def __init__(self, logits: torch.Tensor, answerable: torch.Tensor | None = None) -> None:
         self.logits, self.answerable_logits, self.noises = logits, answerable, []
+        self.head_settings = HeadSettings(span=True, answerable=answerable is not None)
 
     def encode(self, batch, noise):
         self.noises.append(noise)
