@@ -166,38 +166,42 @@ def _die_with_parent(parent: int) -> None:
 
 
 def _run_ray(function: Callable[[Any], Any], items: Sequence[Any], workers: int) -> Iterator[tuple[int, Any]]:
-    """Tasks on the cluster of RAY_ADDRESS, or the one this process joined; without one, a local one for this call."""
+    """Tasks on the cluster of RAY_ADDRESS, or the one this process joined; without one, on one of this machine."""
+    ray = _joined_ray(workers)
+    remote = ray.remote(num_cpus=1)(_guarded)
+    waiting = list(reversed(range(len(items))))
+    limit = max(workers, int(ray.cluster_resources().get("CPU", 1)))
+    busy: dict[Any, int] = {}
+    while waiting or busy:
+        signals.check()
+        while waiting and len(busy) < 2 * limit:
+            index = waiting.pop()
+            busy[remote.remote(function, items[index])] = index
+        done, _ = ray.wait(list(busy), num_returns=1, timeout=_POLL_SECONDS)
+        for reference in done:
+            failure, result = ray.get(reference)
+            if failure is not None:
+                raise failure
+            yield busy.pop(reference), result
+
+
+def _joined_ray(workers: int) -> Any:
+    """Joining takes seconds, so it lasts until this process ends, which also ends tasks nobody waits for."""
     try:
         import ray
     except ImportError:
         raise UnavailableError("--engine ray needs the ray extra: pip install 'remask[ray]'") from None
-    mine = not ray.is_initialized()
-    if mine:
+    if not ray.is_initialized():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         address = os.environ.get("RAY_ADDRESS")
         local: dict[str, Any] = {} if address else {"num_cpus": max(1, workers), "include_dashboard": False}
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+        except ConnectionError as error:
+            raise UnavailableError(f"RAY_ADDRESS = {address}: no cluster answers there: {error}") from None
         for number, handler in handlers.items():  # Ray takes the signals over; ours save state
             signal.signal(number, handler)
-    try:
-        remote = ray.remote(num_cpus=1)(_guarded)
-        waiting = list(reversed(range(len(items))))
-        limit = max(workers, int(ray.cluster_resources().get("CPU", 1)))
-        busy: dict[Any, int] = {}
-        while waiting or busy:
-            signals.check()
-            while waiting and len(busy) < 2 * limit:
-                index = waiting.pop()
-                busy[remote.remote(function, items[index])] = index
-            done, _ = ray.wait(list(busy), num_returns=1, timeout=_POLL_SECONDS)
-            for reference in done:
-                failure, result = ray.get(reference)
-                if failure is not None:
-                    raise failure
-                yield busy.pop(reference), result
-    finally:
-        if mine:
-            ray.shutdown()
+    return ray
 
 
 def _guarded(function: Callable[[Any], Any], item: Any) -> tuple[Exception | None, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from remask import signals
-from remask.errors import DataError, GaveUpError, Stopped
+from remask.errors import DataError, GaveUpError, Stopped, UnavailableError
 from remask.workers import num_cores, run_tasks
 
 
@@ -142,3 +142,9 @@ def test_inline_work_looks_for_signals() -> None:
 
 def test_num_cores_is_what_this_process_may_use() -> None:
     assert 1 <= num_cores() <= (os.cpu_count() or 1)
+
+
+def test_without_the_extra_ray_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UnavailableError, match=r"remask\[ray\]"):
+        run_tasks(_slow_square, range(2), workers=2, engine="ray")

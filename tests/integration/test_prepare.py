@@ -1,0 +1,232 @@
+"""prepare and inspect from the command line, and prepare on a Ray cluster, on small real files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from remask.data.tokens import Tokens
+from remask.tokenizer import load_tokenizer
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [
+    f"Title {number}\nThe fox number {number} doesn't jump over the dog. It rests by the river {number * 7}!\n"
+    f"狐狸{number}在河边休息。它不跳。\nA last line, with </s> and <mask> in it ({number})."
+    for number in range(60)
+]
+
+
+def _remask(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "remask", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    (folder / "one.txt").write_text("\n\n".join(DOCUMENTS[:40]))
+    (folder / "two.txt").write_text("\n\n".join([*DOCUMENTS[40:], DOCUMENTS[0]]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+    out = tmp_path_factory.mktemp("prepared") / "out"
+    words = ["prepare", str(corpus / "one.txt"), str(corpus / "two.txt"), "--out", str(out), "--vocab-size", "450"]
+    # The documents are alike but for numbers, so near duplicates stay; the exact one goes.
+    done = _remask(*words, "--set", "text.heldout_fraction=0.2", "--set", "text.dedup.near=off", "--json")
+    assert done.returncode == 0, done.stderr
+    return out, json.loads(done.stdout)
+
+
+def test_counts_add_up_and_come_as_json(prepared: tuple[Path, dict]) -> None:
+    out, result = prepared
+    assert result["out"] == str(out)
+    assert result["read"] == 61
+    assert result["documents"] + sum(result["dropped"].values()) == 61
+    assert sum(result["dropped"].values()) == 1
+    assert result["vocab_size"] == 450
+    assert result["tokens"] == sum(shard["tokens"] for shard in result["shards"])
+    assert set(result["seconds"]) == {"documents", "vocabulary", "tokens"}
+    assert 0 < result["unigram_nats"] < np.log(450)
+
+
+def test_shards_hold_the_documents(prepared: tuple[Path, dict]) -> None:
+    """Every document comes back from its tokens, lines joined, with a sentence at every line and full stop."""
+    out, result = prepared
+    tokenizer = load_tokenizer(out / "tokenizer")
+    found = []
+    for split in ("train", "heldout"):
+        source = Tokens.open(out, split, verify=True).sources["corpus"]
+        offsets, starts = source.document_offsets, source.sentence_starts
+        for low, high in pairwise(offsets):
+            found.append(tokenizer.decode(source.ids[low:high]))
+            inside = starts[(starts >= low) & (starts < high)].tolist()
+            sentences = [tokenizer.decode(source.ids[a:b]) for a, b in zip(inside, [*inside[1:], high], strict=True)]
+            assert "".join(sentences) == found[-1]
+            assert any(sentence.startswith(" It rests") for sentence in sentences)
+            assert any(sentence.startswith("它不跳") for sentence in sentences)
+            assert sentences[0].startswith("Title")
+            assert sentences[-1].startswith("A last line")
+        words = source.starts_word(np.arange(source.num_tokens))
+        assert words[offsets[:-1]].all()
+    assert sorted(found) == sorted(text.replace("\n", "") for text in DOCUMENTS)
+    heldout = [s for s in result["shards"] if s["split"] == "heldout"]
+    assert 3 <= sum(shard["documents"] for shard in heldout) <= 25
+
+
+def test_unigram_nats_is_the_cross_entropy_of_smoothed_frequencies(prepared: tuple[Path, dict]) -> None:
+    out, result = prepared
+    train, heldout = (Tokens.open(out, split).sources["corpus"].ids for split in ("train", "heldout"))
+    counts = np.bincount(train, minlength=450) + 1.0
+    expected = -np.mean(np.log(counts / counts.sum())[heldout])
+    assert result["unigram_nats"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_inspect_shows_what_is_there(prepared: tuple[Path, dict]) -> None:
+    out, result = prepared
+    facts = json.loads(_remask("inspect", str(out), "--verify", "--json").stdout)
+    for key in ("documents", "sentences", "tokens", "bytes", "dropped"):
+        assert facts[key] == result[key]
+    assert facts["bytes_per_token"] == pytest.approx(result["bytes"] / result["tokens"], abs=1e-3)
+    assert sum(bar["count"] for bar in facts["document_tokens"]["histogram"]) == result["documents"]
+    assert sum(bar["count"] for bar in facts["sentence_tokens"]["histogram"]) == result["sentences"]
+    shown = _remask("inspect", str(out))
+    assert shown.returncode == 0
+    assert "█" in shown.stdout
+    assert f"{result['tokens']:,}" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    assert "Title" in shown.stdout
+
+
+def test_inspect_shows_batches_with_their_masks(prepared: tuple[Path, dict], tmp_path: Path) -> None:
+    out, _ = prepared
+    run = tmp_path / "run.yaml"
+    run.write_text("base: roberta_tiny\ndata:\n  length: 64\n  batch: {num_rows: 4}\n")
+    words = ["inspect", str(out), "--run", str(run), "--batch", "1", "--epoch", "3"]
+    batch = json.loads(_remask(*words, "--json").stdout)
+    again = json.loads(_remask(*words, "--json").stdout)
+    other = json.loads(_remask(*words[:-1], "4", "--json").stdout)
+    assert batch == again
+    assert other["examples"] != batch["examples"]
+    tokenizer = load_tokenizer(out / "tokenizer")
+    for row in batch["examples"]:
+        assert len(row["input_ids"]) == len(row["labels"]) <= 64
+        masked = [(i, label) for i, label in enumerate(row["labels"]) if label != -100]
+        assert masked
+        assert all(label not in tokenizer.special_ids for _, label in masked)
+        assert any(row["input_ids"][i] == tokenizer.mask_id for i, _ in masked)
+    row = batch["examples"][0]
+    one = _remask("inspect", str(out), "--run", str(run), "--example", str(row["id"]), "--epoch", "3", "--json")
+    assert json.loads(one.stdout)["examples"][0] == row
+    shown = _remask(*words)
+    assert "<mask>→" in shown.stdout
+    assert "\x1b" not in shown.stdout
+    default = json.loads(_remask("inspect", str(out), "--batch", "0", "--epoch", "0", "--json").stdout)
+    assert max(len(row["input_ids"]) for row in default["examples"]) > 64
+
+
+def test_an_existing_vocabulary_and_a_run_file(prepared: tuple[Path, dict], corpus: Path, tmp_path: Path) -> None:
+    out, result = prepared
+    run = tmp_path / "run.yaml"
+    run.write_text(
+        "text:\n  sources:\n    - {name: fox, paths: [one.txt]}\n  dedup: {near: 'off'}\n"
+        f"tokenizer:\n  path: {out / 'tokenizer'}\n  newlines: token\nworkers: 1\n"
+    )
+    done = _remask("prepare", str(run), "--out", str(tmp_path / "two"), "--json", cwd=corpus)
+    assert done.returncode == 0, done.stderr
+    again = json.loads(done.stdout)
+    assert again["tokenizer"] == result["tokenizer"]
+    assert Tokens.open(tmp_path / "two").sources.keys() == {"fox"}
+    tokenizer = load_tokenizer(tmp_path / "two" / "tokenizer")
+    ids = Tokens.open(tmp_path / "two").sources["fox"].ids
+    assert "\nThe fox number" in tokenizer.decode(ids[:100])
+
+
+def test_wordpiece_for_the_baseline(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ["prepare", str(corpus), "--out", str(out), "--vocab-size", "300", "--set", "tokenizer.kind=wordpiece"]
+    done = _remask(*words, "--set", "text.dedup.near=off", "--json")
+    assert done.returncode == 0, done.stderr
+    tokenizer = load_tokenizer(out / "tokenizer")
+    assert tokenizer.kind == "wordpiece"
+    source = Tokens.open(out).sources["corpus"]
+    assert "the fox number" in tokenizer.decode(source.ids[: source.document_offsets[1]])
+    assert source.starts_word(np.arange(source.num_tokens)).mean() > 0.3
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["{corpus}", "--vocab-size", "500", "--tokenizer", "x"], 2, "give one of them"),
+        (["{corpus}", "--vocab-size", "100"], 78, "at least 261"),
+        (["{corpus}", "--tokenizer", "{corpus}/nothing"], 66, "no such vocabulary"),
+        (["{corpus}/nothing.txt"], 66, "nothing.txt"),
+        ([], 78, "nothing to prepare"),
+        (["{corpus}", "--set", "tokenizer.vocabsize=5"], 78, "did you mean vocab_size"),
+        (["{corpus}", "--set", "text.sentences.newline=space"], 78, "tokenizer.newlines"),
+    ],
+)
+def test_mistakes_end_in_one_line(words: list[str], code: int, message: str, corpus: Path, tmp_path: Path) -> None:
+    words = [word.format(corpus=corpus) for word in words]
+    done = _remask("prepare", *words, "--out", str(tmp_path / "out"), "-q")
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+RAY = """
+import sys
+from pathlib import Path
+from remask.commands import prepare
+from remask.config import build_run
+from remask.progress import Progress
+from remask.tokenizer import bulk
+if __name__ == "__main__":
+    bulk.MIN_PORTION_BYTES = 2_000
+    out, engine, *paths = sys.argv[1:]
+    options = {"text.sources": [{"name": "corpus", "paths": paths}], "text.dedup.near": "off",
+               "tokenizer.vocab_size": 400, "workers": 2, "engine": engine}
+    run = build_run(prepare.PrepareRun, options=options).run
+    if engine == "ray":
+        import os
+        from ray.cluster_utils import Cluster
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        cluster.add_node(num_cpus=1)
+        os.environ["RAY_ADDRESS"] = cluster.address
+    try:
+        prepare.main(run, Path(out), progress=Progress(quiet=True))
+    finally:
+        if engine == "ray":
+            import ray
+            ray.shutdown()
+            cluster.shutdown()
+"""
+
+
+def test_a_ray_cluster_of_two_nodes_writes_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    script = tmp_path / "run.py"
+    script.write_text(RAY)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    digests = {}
+    for engine in ("ray", "local"):
+        command = [sys.executable, str(script), str(tmp_path / engine), engine, *map(str, sorted(corpus.glob("*.txt")))]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        digest = hashlib.sha256()
+        for path in sorted(p for p in (tmp_path / engine).rglob("*") if p.is_file()):
+            digest.update(path.relative_to(tmp_path / engine).as_posix().encode() + path.read_bytes())
+        digests[engine] = digest.hexdigest()
+        assert len(list((tmp_path / engine).glob("*.tokens"))) > 3
+    assert digests["ray"] == digests["local"]
