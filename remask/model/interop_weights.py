@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from remask.model.interop_config import family_for
-from remask.model.network import Network
+from remask.model.network import empty_network
 from remask.model.settings import HeadSettings, ModelSettings
 
 BASE = {
@@ -153,9 +153,7 @@ def kinds(family: str) -> tuple[str, ...]:
 
 def our_shapes(settings: ModelSettings, heads: HeadSettings) -> dict[str, tuple[int, ...]]:
     """Our parameters without making them."""
-    with torch.device("meta"):
-        network = Network(settings, heads)
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    return {name: tuple(tensor.shape) for name, tensor in empty_network(settings, heads).state_dict().items()}
 
 
 def export_kind(settings: ModelSettings, heads: HeadSettings) -> str:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import hashlib
 import math
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from remask.errors import ConfigError
 from remask.model.encoder import Encoder, Ffn
@@ -148,10 +150,24 @@ def with_heads(network: Network, heads: HeadSettings, seed: int, settings: Model
     return changed
 
 
+class _WithoutInitialising(TorchFunctionMode):
+    """torch's own initial values are never used here; drawing them on the meta device imports its compiler (2 s)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", "") == "torch.nn.init":
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return func(*args, **(kwargs or {}))
+
+
+def empty_network(settings: ModelSettings, heads: HeadSettings) -> Network:
+    """Names and shapes without memory, to be filled by load_state_dict(assign=True) or to_empty."""
+    with torch.device("meta"), _WithoutInitialising():
+        return Network(settings, heads)
+
+
 def build_network(settings: ModelSettings, heads: HeadSettings, seed: int) -> Network:
     """A fresh network: weights as the papers draw them, biases 0, norms 1."""
-    with torch.device("meta"):  # nothing is drawn from torch's global generator
-        network = Network(settings, heads)
+    network = empty_network(settings, heads)  # nothing is drawn from torch's global generator
     network.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in network.named_parameters():

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from remask.artifacts import MANIFEST, Artifact, open_artifact, publish
 from remask.config import dump
 from remask.errors import DataError, MissingInputError, RemaskError
-from remask.model.network import Network
+from remask.model.network import Network, empty_network
 from remask.model.settings import HeadSettings, ModelSettings
 
 LAYOUT = 1
@@ -168,12 +168,6 @@ def read_model_json(path: Path) -> tuple[ModelSettings, HeadSettings, tuple[str,
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
     return settings, heads, labels
-
-
-def empty_network(settings: ModelSettings, heads: HeadSettings) -> Network:
-    """Names and shapes without memory, to be filled by load_state_dict(assign=True)."""
-    with torch.device("meta"):
-        return Network(settings, heads)
 
 
 def _read_weights(path: Path, network: Network) -> dict[str, torch.Tensor]:
