@@ -111,9 +111,16 @@ class Checkpoints:
         self._carried, self._keep, self._warn = carried, keep, warn
         self._verified: set[Path] = set()
 
-    def save(self, step: int, tensors: Mapping[str, Mapping[str, Tensor]], state: Mapping[str, Any]) -> Artifact:
-        """Publish, read back, then delete what is no longer needed. `tensors`: file name -> its tensors."""
-        folder = self.folder / f"step-{step:09d}"
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, Tensor]],
+        state: Mapping[str, Any],
+        needed: int | None = None,
+    ) -> Artifact:
+        """Publish, read back, then delete what is no longer needed. `tensors`: file name -> its tensors; `needed`: the
+        step of one that stays, however old."""
+        folder = self._of(step)
 
         def fill(aside: Path) -> dict[str, Any]:
             for name, content in self._carried.items():
@@ -132,11 +139,14 @@ class Checkpoints:
         publish(folder, STAGE, fill)
         artifact = open_artifact(folder, STAGE, verify=True)
         self._verified.add(folder)
-        self._prune()
+        self._prune(None if needed is None else self._of(needed))
         return artifact
 
+    def _of(self, step: int) -> Path:
+        return self.folder / f"step-{step:09d}"
+
     def newest(self) -> Artifact | None:
-        """The newest that verifies; damaged ones are set aside, with a word. Left-overs of a kill are removed."""
+        """The newest that verifies; damaged ones are set aside, with a word. What a kill left over is removed."""
         for left_over in [*self.folder.glob(".step-*"), *self.folder.glob(".deleted-*")]:
             shutil.rmtree(left_over, ignore_errors=True)
         found = newest(self.folder, "step-*", STAGE, self._warn)
@@ -144,18 +154,27 @@ class Checkpoints:
             self._verified.add(found.folder)
         return found
 
-    def _prune(self) -> None:
+    def drop_after(self, step: int) -> None:
+        """The run goes back to `step`: later ones are not its past any more."""
+        for folder in self.folder.glob("step-*"):
+            if folder > self._of(step):
+                self._delete(folder)
+
+    def _prune(self, needed: Path | None) -> None:
         """Keep the newest verified ones; a damaged one never counts as kept."""
         good = 0
         for folder in sorted(self.folder.glob("step-*"), reverse=True):
             if good < self._keep:
                 good += self._is_good(folder)
-                continue
-            # Renamed first: a kill half-way through leaves nothing broken under a final name.
-            doomed = folder.with_name(f".deleted-{folder.name}")
-            folder.rename(doomed)
-            shutil.rmtree(doomed, ignore_errors=True)
-            self._verified.discard(folder)
+            elif folder != needed:
+                self._delete(folder)
+
+    def _delete(self, folder: Path) -> None:
+        """Renamed first: a kill half-way through leaves nothing broken under a final name."""
+        doomed = folder.with_name(f".deleted-{folder.name}")
+        folder.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+        self._verified.discard(folder)
 
     def _is_good(self, folder: Path) -> bool:
         if folder not in self._verified:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 WINDOW = 256
+RECENT = 64
 FEWEST = 96  # losses before a spike can be told from the fall at the start
 NEW_LEVEL_AFTER = 3  # spikes in a row are a new level: updates were skipped, so the model did not cause them
 
@@ -74,19 +75,26 @@ class Guard:
 def spike_bar(losses: Sequence[float], sigmas: float) -> float:
     """The loss from which the next step counts as a spike; infinite while too little is known, or when off.
 
-    Trend: the line through the medians of both halves. Noise: the standard deviation of what is left after pulling
-    in everything beyond three robust deviations (median absolute deviation), nearly as sharp as the plain one and not
-    moved by outliers.
+    Where the next loss is expected: on the line through the medians of both halves of the last RECENT losses, which
+    follows even the steep fall at the start. How much it varies: the larger of the noise between neighbours over the
+    whole window (which no trend moves) and of that around the line (which sees slow waves).
     """
     if not sigmas or len(losses) < FEWEST:
         return math.inf
     values = np.asarray(losses)
-    half = len(values) // 2
-    slope = min(0.0, float(np.median(values[-half:]) - np.median(values[:half])) / (len(values) - half))
-    rest = values - slope * np.arange(len(values))
-    middle = float(np.median(rest))
-    rough = 1.4826 * float(np.median(np.abs(rest - middle)))
-    pulled = np.clip(rest, middle - 3 * rough, middle + 3 * rough)
-    noise = float(pulled.std()) * 1.01  # pulling in the tails takes one percent off a normal deviation
-    floor = 1e-3 * abs(middle)  # nearly constant losses: a rounding is no spike
-    return float(pulled.mean()) + slope * len(values) + sigmas * max(noise, floor)
+    recent = values[-RECENT:]
+    half = RECENT // 2
+    slope = min(0.0, float(np.median(recent[half:]) - np.median(recent[:half])) / half)
+    level, around_line = _robust(recent - slope * np.arange(RECENT))
+    between_neighbours = _robust(np.diff(values))[1] / math.sqrt(2)
+    floor = 1e-3 * abs(level)  # nearly constant losses: a rounding is no spike
+    return level + slope * RECENT + sigmas * max(around_line, between_neighbours, floor)
+
+
+def _robust(values: np.ndarray) -> tuple[float, float]:
+    """Mean and deviation after pulling in what lies beyond three robust deviations (by the median absolute one):
+    nearly as sharp as the plain ones, and not moved by outliers."""
+    middle = np.median(values)
+    rough = 1.4826 * np.median(np.abs(values - middle))
+    pulled = np.clip(values, middle - 3 * rough, middle + 3 * rough)
+    return float(pulled.mean()), float(pulled.std()) * 1.01  # pulling in takes one percent off a normal deviation

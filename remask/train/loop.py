@@ -75,7 +75,7 @@ def train(
             micro_batches, next_cursor = ahead.take(run.cursor)
             step = forward_backward(run, micro_batches)
             if step is None:
-                run.save()
+                run.save(planned=False)
                 raise Stopped(f"stopped after step {run.step:,}, saved; run the same command again to go on")
             reason = run.judge(step)
             if not reason:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from remask.artifacts import Artifact, open_artifact
-from remask.errors import ConfigError, GaveUpError
+from remask.errors import ConfigError, DataError, GaveUpError
 from remask.progress import Progress
 from remask.schema import Batch, BatchSource, Objective
 from remask.train import budget, checkpoint
@@ -72,7 +72,8 @@ class Session:
         self._seconds_before = 0.0
         self._started = self._window_started = time.monotonic()
         self._window_tokens = 0
-        self._consumed: list[tuple[int, list[int]]] = []  # examples since the last checkpoint, by step
+        self._good_step = -1  # of the last planned checkpoint outside a series of bad steps: where to go back to
+        self._consumed: list[list[int]] = []  # the examples since then, step by step
         self._metrics: Metrics | None = None
 
     # ------------------------------------------------------------------------------------- start and resume
@@ -82,6 +83,10 @@ class Session:
     ) -> BatchSource:
         """Go on from the newest good checkpoint, or plan the run and save its start."""
         found = self._newest()
+        if found is None and any(self.checkpoints.folder.glob(".damaged-*")):
+            raise DataError(
+                f"{self._folder}: every checkpoint is damaged; to train from the start, choose another --out"
+            )
         size, planned = 0, None
         if found is not None:
             state = checkpoint.read_state(found)
@@ -201,7 +206,7 @@ class Session:
         self.tokens += tokens
         self._window_tokens += tokens
         examples = _example_ids(micro_batches)
-        self._consumed.append((self.step, examples))
+        self._consumed.append(examples)
         if reason:
             self.guard.record_skip(self.step, reason, examples)
             self._progress.warn(f"step {self.step:,}: update skipped: {reason}")
@@ -259,17 +264,24 @@ class Session:
 
     # ------------------------------------------------------------------------------------- save and go back
 
-    def save(self) -> None:
-        """A checkpoint of the last completed step, unless that one is saved already."""
+    def save(self, planned: bool = True) -> None:
+        """A checkpoint of the last completed step, unless that one is saved already.
+
+        Not `planned`: a stop asks for it, so a run that was not stopped has none here, and a rollback must not end at
+        it: both would go different ways.
+        """
         if self._saved_step == self.step:
             return
+        if planned and self.guard.bad_in_a_row == 0:
+            self._good_step = self.step
+            self._consumed.clear()
         if self.world.is_first:
             assert self._metrics is not None
             self._metrics.sync()
-            self.last_checkpoint = self.checkpoints.save(self.step, self._tensors(), self._state()).folder
+            saved = self.checkpoints.save(self.step, self._tensors(), self._state(), self._good_step)
+            self.last_checkpoint = saved.folder
         self.last_checkpoint = Path(self.world.first_says(str(self.last_checkpoint)))
         self._saved_step = self.step
-        self._consumed.clear()
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
         weights = checkpoint.model_tensors(self.model)
@@ -295,6 +307,8 @@ class Session:
             "shown_loss": self.shown_loss,
             "last_metrics": self.last_metrics,
             "metric_names": sorted(self.metric_names),
+            "good_step": self._good_step,
+            "consumed": self._consumed,
             "metrics_size": self._metrics.size if self._metrics is not None else 0,
         }
 
@@ -316,7 +330,7 @@ class Session:
         self.last_metrics, self.metric_names = dict(state["last_metrics"]), set(state["metric_names"])
         self._seconds_before, self._started = state["seconds"], time.monotonic()
         self._saved_step, self.last_checkpoint = self.step, found.folder
-        self._consumed.clear()
+        self._good_step, self._consumed = state["good_step"], list(state["consumed"])
         return state["metrics_size"]
 
     @property
@@ -327,7 +341,9 @@ class Session:
         """Back to the last good checkpoint, over the examples since then, which are recorded by name."""
         # A kill from here on goes back to the same checkpoint, meets the same bad steps and ends up here again.
         guard, cursor, failed_step, tokens, seconds = self.guard, self.cursor, self.step, self.tokens, self.seconds
-        passed = list(itertools.chain.from_iterable(ids for _, ids in self._consumed))
+        passed = list(itertools.chain.from_iterable(self._consumed))
+        if self.world.is_first:
+            self.checkpoints.drop_after(self._good_step)
         found = self._newest()
         if found is None:
             raise GaveUpError(f"step {self.step:,}: {guard.bad_in_a_row} bad steps in a row and no checkpoint yet")
@@ -338,6 +354,7 @@ class Session:
         self.guard.losses = losses
         self.guard.record_rollback(failed_step, self.step, passed)
         self.cursor, self.tokens = cursor, tokens
+        self._consumed.clear()
         self._seconds_before, self._started = seconds, time.monotonic()
         if self._metrics is not None:
             self._metrics.cut_back(size)

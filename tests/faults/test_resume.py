@@ -1,0 +1,212 @@
+"""FAULTS.md rows 4-7: runs that are killed, doubled or very long, through the real command with real batches."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.artifacts import lock, open_artifact, publish
+
+from .zygote import Zygote
+
+RUN = """
+base: roberta_tiny
+model: {num_layers: 2, hidden_size: 32, num_heads: 2, ffn_size: 64, max_length: 32}
+data: {length: 32, batch: {num_rows: 8, micro_rows: 4}, evaluation: {num_rows: 16}}
+train: {steps: 60, learning_rate: 2e-3, precision: fp32, save_every: 7, eval_every: 13, log_every: 4, ema_decay: 0.9}
+"""
+TENSORS = ("model.safetensors", "weights.safetensors", "optimizer.safetensors")
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return path
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the clock decides."""
+    found = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "time" and not k.startswith("perf/")} for line in found]
+
+
+def state_of(checkpoint: Path) -> dict[str, Any]:
+    state = json.loads((checkpoint / "state.json").read_text())
+    return {key: value for key, value in state.items() if key not in ("seconds", "metrics_size")}
+
+
+def last_checkpoint(folder: Path) -> Path:
+    return max((folder / "checkpoints").glob("step-*"))
+
+
+def assert_same_run(whole: Path, other: Path) -> None:
+    a, b = last_checkpoint(whole), last_checkpoint(other)
+    assert a.name == b.name
+    for name in TENSORS:
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    assert state_of(a) == state_of(b)
+    assert history(whole) == history(other)
+
+
+def test_killed_at_random_points_and_gone_on_is_bitwise_equal(
+    tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote
+) -> None:
+    words = ("pretrain", run_file, "--data", tiny_prepared)
+    whole = zygote.run(*words, "--out", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr
+    draw = random.Random(20261115)
+    killed = 0
+    for _ in range(5):
+        after = draw.uniform(0.2, 0.7) * whole.seconds
+        done = zygote.run(*words, "--out", tmp_path / "killed", signals=[(after, "SIGKILL")])
+        killed += done.returncode == -9
+    assert killed >= 2
+    last = zygote.run(*words, "--out", tmp_path / "killed")
+    assert last.returncode == 0, last.stderr
+    assert_same_run(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_every_example_is_read_once_a_pass_with_kills(
+    tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote
+) -> None:
+    """The log has what every completed step consumed, masks included; a step done twice must have read the same."""
+    code = f"""
+import json, sys
+import numpy as np
+from remask.objectives import Pretraining
+plain = Pretraining.__call__
+def logged(self, model, batch, step):
+    if step is not None:
+        with open({str(tmp_path / "consumed.jsonl")!r}, "a") as file:
+            row = [step, batch.example_ids_B.tolist(), batch.masked_positions_M.tolist(), batch.input_ids_BS.tolist()]
+            file.write(json.dumps(row) + "\\n")
+    return plain(self, model, batch, step)
+Pretraining.__call__ = logged
+sys.argv = ["remask", "pretrain", {str(run_file)!r}, "--data", {str(tiny_prepared)!r}, "--out",
+            {str(tmp_path / "out")!r}, "--set", "train.epochs=3", "--set", "train.steps=null",
+            "--set", "data.batch.num_rows=PER_STEP", "--set", "train.ema_decay=0.0", "--set", "train.save_every=9",
+            "--set", "train.eval_every=0", "--set", "data.batch.micro_rows=16", "-q"]
+from remask.__main__ import main
+main()
+"""
+    size = _num_examples(tiny_prepared, run_file)
+    per_step = next(n for n in range(64, 0, -1) if size % n == 0)  # so that a pass is a whole number of steps
+    code = code.replace("PER_STEP", str(per_step))
+    for after in (0.9, 1.4, 2.0):
+        zygote.execute(code, signals=[(after, "SIGKILL")])
+    done = zygote.execute(code)
+    assert done.returncode == 0, done.stderr
+    seen: dict[int, dict[str, Any]] = {}
+    for line in (tmp_path / "consumed.jsonl").read_text().splitlines():
+        try:
+            step, ids, positions, inputs = json.loads(line)
+        except ValueError:
+            continue  # cut short by a kill
+        batch = seen.setdefault(step, {})
+        assert batch.setdefault(str(ids), (positions, inputs)) == (positions, inputs)
+    per_pass = size // per_step
+    assert sorted(seen) == list(range(1, 3 * per_pass + 1))
+    for number in range(3):
+        steps = range(number * per_pass + 1, (number + 1) * per_pass + 1)
+        ids = [i for step in steps for batch in seen[step] for i in json.loads(batch)]
+        assert len(ids) == len(set(ids)) == size
+
+
+def _num_examples(prepared: Path, run_file: Path) -> int:
+    from remask.commands.pretrain import PretrainRun
+    from remask.config import build_run
+    from remask.data.batches import open_batches
+    from remask.tokenizer import load_tokenizer
+
+    run = build_run(PretrainRun, run_file).run
+    return open_batches(prepared, run.data, load_tokenizer(prepared / "tokenizer"), seed=0).num_examples
+
+
+def test_a_second_run_in_the_folder_is_refused_before_torch_is_imported(
+    tmp_path: Path, run_file: Path, tiny_prepared: Path
+) -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = None\nfrom remask.__main__ import main\n"
+        f"sys.argv = ['remask', 'pretrain', {str(run_file)!r}, '--data', {str(tiny_prepared)!r}, "
+        f"'--out', {str(tmp_path / 'out')!r}]\nmain()"
+    )
+    with lock(tmp_path / "out"):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 69, done.stderr
+    assert "another remask is running there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_changed_config_tokenizer_or_dataset_is_refused_with_the_difference(
+    tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote
+) -> None:
+    out = tmp_path / "out"
+    words = ("pretrain", run_file, "--out", out, "--set", "train.steps=4")
+    assert zygote.run(*words, "--data", tiny_prepared).returncode == 0
+    changed = zygote.run(*words, "--data", tiny_prepared, "--set", "data.masking.rate=0.2")
+    assert changed.returncode == 78
+    assert "data.masking.rate: 0.15 -> 0.2" in changed.stderr
+    assert (
+        zygote.run(
+            *words, "--data", tiny_prepared, "--set", "data.masking.rate=0.2", "--allow-change", "data.masking.rate"
+        ).returncode
+        == 0
+    )
+    other = tmp_path / "other"
+
+    def fill(folder: Path) -> dict[str, Any]:
+        shutil.copytree(tiny_prepared, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
+        return {**open_artifact(tiny_prepared, "prepared").counts, "unigram_nats": 4.5}
+
+    publish(other, "prepared", fill)
+    moved = zygote.run(*words, "--data", other)
+    assert moved.returncode == 78
+    assert "fingerprints.data" in moved.stderr
+
+
+def test_a_resume_costs_the_same_at_step_ten_and_at_a_million(
+    tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote
+) -> None:
+    """No time is measured: what is counted is the work before the first step."""
+    words = ("pretrain", str(run_file), "--data", str(tiny_prepared))
+    assert zygote.run(*words, "--out", tmp_path / "short", "--steps", "10").returncode == 0
+    shutil.copytree(tmp_path / "short", tmp_path / "long")
+    old = last_checkpoint(tmp_path / "long")
+
+    def fill(folder: Path) -> dict[str, Any]:
+        shutil.copytree(old, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
+        state = json.loads((folder / "state.json").read_text())
+        state |= {"step": 1_000_000, "num_steps": 1_000_000, "cursor": {"step": 1_000_000}}
+        (folder / "state.json").write_text(json.dumps(state))
+        return {"step": 1_000_000}
+
+    publish(old.with_name("step-001000000"), "checkpoint", fill)
+    work = {}
+    for name, steps in (("short", 12), ("long", 1_000_002)):
+        code = f"""
+import sys
+from remask.data.batches import Batches
+calls = []
+plain = Batches.take
+Batches.take = lambda self, cursor: (calls.append(cursor), plain(self, cursor))[1]
+from remask.__main__ import main
+sys.argv = ["remask", *{words!r}, "--out", {str(tmp_path / name)!r}, "--steps", "{steps}",
+            "--allow-change", "train.steps", "-q"]
+try:
+    main()
+finally:
+    sys.stdout.write(f"calls {{len(calls)}} first {{calls[0]['step']}}")
+"""
+        done = zygote.execute(code)
+        assert done.returncode == 0, done.stderr
+        work[name] = done.stdout.partition("calls ")[2].split()
+    assert work["short"][0] == work["long"][0] == "3"  # two steps and the one made ahead
+    assert (work["short"][2], work["long"][2]) == ("10", "1000000")

@@ -1,0 +1,136 @@
+"""Starts remask many times without importing torch each time: a process that has imported everything forks for each
+request. Run as a script it reads requests from stdin, one JSON object a line, and answers the same way.
+
+A request: {"code": python source} or {"argv": [...]} for the command line, with "signals": [[seconds, name], ...] to be
+sent to the child (seconds after its start, or after "wait_for", a file, has more than "size" bytes) and "folder" for
+its output. torch must not have run a backward pass before a fork, so this cannot be the test process itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a child ended; `returncode` is negative for a signal, as in subprocess."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    seconds: float
+
+
+Signals = Sequence[tuple[float, str]]
+
+
+class Zygote:
+    """The test's side."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline() == "ready\n"
+
+    def run(self, *argv: str | Path, signals: Signals = (), wait_for: Path | None = None, size: int = 0) -> Done:
+        return self._ask({"argv": [str(word) for word in argv]}, signals, wait_for, size)
+
+    def execute(self, code: str, signals: Signals = (), wait_for: Path | None = None, size: int = 0) -> Done:
+        return self._ask({"code": code}, signals, wait_for, size)
+
+    def _ask(self, request: dict[str, Any], signals: Signals, wait_for: Path | None, size: int) -> Done:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request |= {"signals": list(signals), "folder": str(self._folder)}
+        request |= {"wait_for": str(wait_for or ""), "size": size}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return Done(**json.loads(self._process.stdout.readline()))
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def _child(request: dict[str, Any]) -> None:
+    folder = Path(request["folder"])
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    code = 1
+    try:
+        if "code" in request:
+            exec(compile(request["code"], "<request>", "exec"), {"__name__": "__main__"})
+        else:
+            from remask.__main__ import main
+
+            sys.argv = ["remask", *request["argv"]]
+            main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _alive(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+
+def _serve() -> None:
+    import remask.commands.pretrain
+    import remask.data.batches
+    import remask.model.store
+    import remask.tokenizer
+    import remask.train.loop  # noqa: F401
+
+    print("ready", flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        started = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            _child(request)
+        if request["wait_for"]:
+            path = Path(request["wait_for"])
+            while _alive(child) and not (path.is_file() and path.stat().st_size > request["size"]):
+                time.sleep(0.01)
+        counted_from = time.monotonic()
+        for seconds, name in request["signals"]:
+            time.sleep(max(0.0, counted_from + seconds - time.monotonic()))
+            if _alive(child):
+                os.kill(child, getattr(signal, name))
+        _, status = os.waitpid(child, 0)
+        folder = Path(request["folder"])
+        answer = {
+            "returncode": os.waitstatus_to_exitcode(status),
+            "stdout": (folder / "stdout").read_text(errors="replace"),
+            "stderr": (folder / "stderr").read_text(errors="replace"),
+            "seconds": time.monotonic() - started,
+        }
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
