@@ -20,8 +20,9 @@ def training_report(run: RunFolder, unigram_nats: float | None = None) -> str:
     """Curves, last values, config and machine of one run."""
     page = Page(f"Training run {run.folder.name}", "made by remask report")
     page.tiles(_training_tiles(run))
-    _curves(page, run, unigram_nats)
+    _loss_curve(page, run, unigram_nats)
     _samples(page, run)
+    _other_curves(page, run)
     _setting(page, run)
     return page.html()
 
@@ -66,8 +67,11 @@ def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
             Tile(f"{task['pretrained']['median']:.1%}", f"accuracy; from scratch {task['scratch']['median']:.1%}")
         )
     page.tiles(tiles)
-    page.heading("It learned more than word frequencies")
-    _curves(page, run, corpus["unigram_nats"])
+    learned = evaluation["loss"] < corpus["unigram_nats"]
+    page.heading(
+        "It learned more than word frequencies" if learned else "It has not learned more than word frequencies yet"
+    )
+    _loss_curve(page, run, corpus["unigram_nats"])
     page.heading("What it fills in")
     page.text("Sentences of the held-out part, one word hidden, and the model's first answers with their probability.")
     rows = [
@@ -87,7 +91,8 @@ def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
     page.heading("How long it took")
     page.table(["stage", "seconds"], [[name, seconds] for name, seconds in facts["seconds"].items()])
     page.heading("Where things are")
-    page.code("\n".join([*facts["places"], "", *facts["next_commands"]]))
+    page.code("\n".join([f"model   {facts['model']}", f"report  {facts['report']}", "", *facts["next_commands"]]))
+    _other_curves(page, run)
     _setting(page, run)
     return page.html()
 
@@ -107,21 +112,22 @@ def _training_tiles(run: RunFolder) -> list[Tile]:
     return [Tile(f"{run.rows[-1]['step']:,}" if run.rows else "0", "steps"), *tiles]
 
 
-def _curves(page: Page, run: RunFolder, unigram_nats: float | None) -> None:
+def _loss_curve(page: Page, run: RunFolder, unigram_nats: float | None) -> None:
     loss = [Series("held-out", run.curve("eval/loss")), Series("training", run.curve("train/loss"), faint=True)]
     rules = [Rule("word frequencies alone", unigram_nats)] if unigram_nats else []
     caption = "Loss in nats per masked token. Held-out: documents that were never trained on, with fixed masks."
     page.figure(line_chart(loss, x_name="step", y_name="loss", rules=rules), caption)
-    rate, norm = run.curve("train/learning_rate"), run.curve("train/grad_norm")
-    if rate:
-        page.figure(
-            line_chart([Series("learning rate", rate)], x_name="step", y_name="learning rate"), "Learning rate."
-        )
-    if norm:
-        page.figure(
-            line_chart([Series("gradient norm", norm)], x_name="step", y_name="gradient norm"),
-            "Norm of the gradient before clipping.",
-        )
+
+
+def _other_curves(page: Page, run: RunFolder) -> None:
+    page.heading("How it was trained")
+    for key, name, caption in (
+        ("train/learning_rate", "learning rate", "Learning rate."),
+        ("train/grad_norm", "gradient norm", "Norm of the gradient before clipping."),
+        ("perf/tokens_per_second", "tokens/s", "Speed."),
+    ):
+        if points := run.curve(key):
+            page.figure(line_chart([Series(name, points)], x_name="step", y_name=name), caption)
 
 
 def _samples(page: Page, run: RunFolder) -> None:
@@ -132,8 +138,8 @@ def _samples(page: Page, run: RunFolder) -> None:
 
 
 def _task(page: Page, task: Mapping[str, Any]) -> None:
-    page.heading("Is pretraining worth it? " + task["question"])
-    page.text(task["description"])
+    page.heading("Is pretraining worth it?")
+    page.text(f"The task: {task['question']} {task['description']}")
     bars = [
         Bar(label, task[key]["median"], min(task[key]["seeds"]), max(task[key]["seeds"]), task[key]["seeds"])
         for key, label in (("pretrained", "pretrained"), ("scratch", "from scratch"))
