@@ -17,7 +17,7 @@ import numpy as np
 from remask.data import order
 from remask.data.corpus import Chosen, Corpus, uses_bert_layout
 from remask.data.examples import Recipe
-from remask.data.index import build_examples
+from remask.data.index import open_index
 from remask.data.masking import Masked, Masker
 from remask.data.rows import Rows, Vocabulary, padded_width
 from remask.data.settings import PAIRS, DataSettings, MaskingSettings
@@ -88,7 +88,7 @@ def _heldout(prepared: Path, settings: DataSettings, tokenizer: Vocabulary) -> C
     if not tokens.num_tokens:
         raise DataError(f"{prepared}: holds no held-out text; prepare with a heldout fraction above 0")
     recipe = Recipe.of(settings, settings.length, uses_bert_layout(settings, tokenizer), SEED)
-    examples = {name: build_examples(source, recipe) for name, source in tokens.sources.items()}
+    examples = open_index(tokens, recipe, None)
     masker = Masker(MaskingSettings(repeat="static"), tokenizer)
     return Corpus(recipe, tokens, examples, masker, weights={}, seed=SEED)
 

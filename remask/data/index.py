@@ -42,13 +42,14 @@ def build_examples(source: SourceTokens, recipe: Recipe) -> Examples:
 
 
 def open_index(tokens: Tokens, recipe: Recipe, folder: Path | None) -> dict[str, Examples]:
-    """Examples by source, from `folder` (default: beside the prepared folder), built there where missing."""
-    parent = folder or tokens.folder.with_name(f".{tokens.folder.name}.index")
+    """Examples by source, from `folder`, built there where missing. Without a folder: in memory, nothing is written."""
+    if folder is None:
+        return {name: build_examples(source, recipe) for name, source in tokens.sources.items()}
     identity = {"version": _VERSION, "recipe": asdict(recipe), "split": tokens.split, "prepared": tokens.fingerprint}
-    place = parent / f"{tokens.split}-{recipe.format}-{recipe.length}-{fingerprint(identity)[:16]}"
-    with artifacts.output_errors(parent):
-        parent.mkdir(parents=True, exist_ok=True)
-    with _turn(parent):
+    place = folder / f"{tokens.split}-{recipe.format}-{recipe.length}-{fingerprint(identity)[:16]}"
+    with artifacts.output_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with _turn(folder):
         try:
             artifact = artifacts.open_artifact(place, STAGE)
         except (DataError, artifacts.MissingInputError):

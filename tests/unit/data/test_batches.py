@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,31 @@ def test_resume_anywhere(prepared: Path, vocabulary: Any, changes: dict[str, Any
     for step in (39, 7, 23, 0):
         again = open_batches(prepared, settings_of(**changes), vocabulary, seed=1)
         assert rows_of(again.take(cursors[step])[0]) == wanted[step]
+
+
+@pytest.mark.parametrize("changes", [{}, TOKEN_BATCHES, {"batch__bucket_steps": 3}], ids=str)
+def test_threads_may_ask_together(prepared: Path, vocabulary: Any, changes: dict[str, Any]) -> None:
+    """The loop fetches ahead in a thread of its own."""
+    settings = settings_of(**changes, batch__num_rows=512, batch__micro_rows=64)
+    batches = open_batches(prepared, settings, vocabulary, seed=1)
+    cursors = [batches.first_cursor()]
+    for _ in range(20):
+        cursors.append(batches.plan(cursors[-1])[1])
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda cursor: rows_of(batches.take(cursor)[0]), cursors * 2))
+    alone = [rows_of(open_batches(prepared, settings, vocabulary, seed=1).take(cursor)[0]) for cursor in cursors]
+    assert together == alone * 2
+
+
+def test_a_step_far_out_is_found_at_once(prepared: Path, vocabulary: Any) -> None:
+    """No state is walked through: what a step needs does not grow with its number."""
+    batches = open_batches(prepared, settings_of(), vocabulary, seed=1)
+    far = 10**12
+    chosen, following = batches.plan({"step": far})
+    assert following == {"step": far + 1}
+    assert abs(int(chosen.passes[0]) - far * 8 // batches.num_examples) <= 1
+    (first, second), _ = batches.take({"step": far})
+    assert first.num_rows == second.num_rows == 4
 
 
 def test_token_batches_are_of_one_size(prepared: Path, vocabulary: Any) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from remask.data.examples import Recipe
 from remask.data.index import build_examples, open_index
 from remask.data.settings import DataSettings
 from remask.data.tokens import Tokens
+from remask.errors import OutputError
 
 
 def recipe_of(seed: int = 1, **changes: Any) -> Recipe:
@@ -91,26 +93,39 @@ def test_damage_means_building_again(prepared: Path, tmp_path: Path, builds: lis
     assert builds == ["wiki", "novels"] * 3
 
 
-def _open(folder: str, index: str, results: Any) -> None:
-    tokens = Tokens.open(Path(folder))
-    results.put(int(sum(len(examples) for examples in open_index(tokens, recipe_of(), Path(index)).values())))
+BUILD = """
+import sys
+from pathlib import Path
+from remask.data.examples import Recipe
+from remask.data.index import open_index
+from remask.data.tokens import Tokens
+recipe = Recipe("full-sentences", "none", 32, False, False, 0.0, 32, 0)
+opened = open_index(Tokens.open(Path(sys.argv[1])), recipe, Path(sys.argv[2]))
+sys.exit(0 if sum(len(examples) for examples in opened.values()) == int(sys.argv[3]) else 1)
+"""
 
 
 def test_processes_that_start_together(prepared: Path, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    started = [context.Process(target=_open, args=(str(prepared), str(tmp_path), results)) for _ in range(4)]
-    for process in started:
-        process.start()
-    counts = {results.get(timeout=60) for _ in started}
-    for process in started:
-        process.join()
-    assert len(counts) == 1
-    assert [process.exitcode for process in started] == [0] * 4
+    wanted = sum(len(build_examples(source, recipe_of())) for source in Tokens.open(prepared).sources.values())
+    words = [sys.executable, "-c", BUILD, str(prepared), str(tmp_path), str(wanted)]
+    started = [subprocess.Popen(words) for _ in range(3)]
+    assert [process.wait(timeout=100) for process in started] == [0] * 3
+    assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
 
 
-def test_beside_the_prepared_folder_by_default(prepared: Path, vocabulary: Any, tmp_path: Path) -> None:
+def test_without_a_folder_nothing_is_written(prepared: Path, vocabulary: Any, tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     shutil.copytree(prepared, folder)
-    open_batches(folder, DataSettings(length=32), vocabulary, seed=1)
-    assert (tmp_path / ".mine.index").is_dir()
+    before = sorted(tmp_path.rglob("*"))
+    settings = DataSettings(length=32)
+    plain = open_batches(folder, settings, vocabulary, seed=1).batch_of_epoch(0, 0)
+    assert sorted(tmp_path.rglob("*")) == before
+    mapped = open_batches(folder, settings, vocabulary, seed=1, index_folder=tmp_path / "index").batch_of_epoch(0, 0)
+    assert np.array_equal(plain.input_ids_BS, mapped.input_ids_BS)
+    assert len(list((tmp_path / "index").glob("train-full-sentences-32-*"))) == 1
+
+
+def test_a_folder_that_cannot_be_written(prepared: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot be written"):
+        open_index(Tokens.open(prepared), recipe_of(), tmp_path / "file" / "index")

@@ -1,0 +1,107 @@
+"""Documents -> token shards: the task that prepare hands to its workers, one portion of documents each.
+
+In: a portion of a documents folder and a tokenizer folder. Out: one shard's files (tokens.py), a histogram of its ids,
+and its facts, written last, with the checksums by which a later attempt knows a finished shard. Imports as little as
+it can, since every worker process pays for it. Not here: which portions there are (tokenizer/bulk), and publishing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask import artifacts
+from remask.data.tokens import ShardWriter
+from remask.tokenizer import Tokenizer, load_tokenizer
+from remask.tokenizer.bulk import BlockEncoder, Blocks, Newlines, agrees, pieces_of
+
+CHECK_BYTES = 4_000  # of every shard, on which gigatoken must agree again
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """One portion of documents into one token shard in `folder`; its facts in the file `facts`."""
+
+    blocks: Blocks
+    name: str
+    tokenizer_folder: Path
+    folder: Path
+    facts: Path
+    newlines: Newlines
+    fast: bool
+
+
+def make_shard(task: ShardTask) -> dict[str, Any]:
+    """Writes the shard, then its facts, which make it count. For run_tasks."""
+    encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, task.fast), False
+    vocab_size = encoder.tokenizer.vocab_size
+    writer = ShardWriter(task.folder, task.name, vocab_size)
+    histogram = np.zeros(vocab_size, np.int64)
+    for number, (data, offsets, sentences) in enumerate(task.blocks):
+        if task.fast and number == 0:
+            sample = first_pieces(pieces_of(data, offsets, task.newlines), CHECK_BYTES)
+            if sample and not agrees(encoder.tokenizer, sample):
+                encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, False), True
+        block = encoder.encode(data, offsets, sentences)
+        writer.add_many(block.ids, block.document_offsets, block.sentence_starts, block.word_starts, len(data))
+        histogram += np.bincount(block.ids, minlength=vocab_size)
+    facts = writer.close()
+    with artifacts.output_errors(task.facts):
+        np.save(task.facts.with_suffix(".npy"), histogram)
+        aside = task.facts.with_suffix(".partial")
+        aside.write_text(json.dumps({"shard": facts, "sha256": _checksums(task)}))
+        aside.rename(task.facts)
+    return {**facts, "fell_back": fell_back}
+
+
+def _checksums(task: ShardTask) -> dict[str, str]:
+    files = [*sorted(task.folder.glob(f"{task.name}.*")), task.facts.with_suffix(".npy")]
+    return {file.name: artifacts.sha256_of(file) for file in files}
+
+
+def is_made(task: ShardTask) -> bool:
+    """Whether an earlier attempt finished this shard and all of it is still there, be it after a power failure."""
+    if not task.facts.is_file():
+        return False
+    try:
+        return json.loads(task.facts.read_bytes())["sha256"] == _checksums(task)
+    except (ValueError, KeyError, OSError):
+        return False
+
+
+def read_facts(task: ShardTask) -> dict[str, Any]:
+    """The shard's line of the manifest."""
+    return json.loads(task.facts.read_bytes())["shard"]
+
+
+def read_histogram(task: ShardTask) -> np.ndarray:
+    return np.load(task.facts.with_suffix(".npy"))
+
+
+def first_pieces(pieces: Sequence[bytes], num_bytes: int) -> list[bytes]:
+    """As many as fit, at least one."""
+    total = np.cumsum([len(piece) for piece in pieces])
+    return list(pieces[: int(np.searchsorted(total, num_bytes)) + 1])
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(folder: Path) -> Tokenizer:
+    return load_tokenizer(folder)
+
+
+@lru_cache(maxsize=2)
+def _encoder(folder: Path, newlines: Newlines, fast: bool) -> BlockEncoder:
+    """Kept between a worker's tasks: reading a vocabulary takes longer than encoding a megabyte."""
+    return BlockEncoder(_tokenizer(folder), newlines, fast)
+
+
+def forget() -> None:
+    """For a process that goes on to other vocabularies in the same place."""
+    _tokenizer.cache_clear()
+    _encoder.cache_clear()
