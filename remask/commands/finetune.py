@@ -12,6 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -36,9 +37,10 @@ if TYPE_CHECKING:
     from remask.tasks.rows import Rows
     from remask.tokenizer import Tokenizer
 
-# RoBERTa base's rate at its width. Narrow networks want more: measured here on 192 to 768 wide ones, see EXPERIMENTS.
+# RoBERTa base's rate at its width. Narrow networks take more (a rule of thumb: 1e-4 at 256), and so does a start from
+# random weights, which would otherwise be an unfair comparison.
 BASE_RATE, BASE_WIDTH, RATE_POWER = 2e-5, 768, 1.5
-SCRATCH_RATE = 3e-4  # from random weights, at any width
+SCRATCH_RATE = 3e-4
 
 
 class FinetuneTrainSettings(TrainSettings):
@@ -128,9 +130,11 @@ def main(run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Seque
     """All seeds, then the best one's model and results.json."""
     from remask.train.distributed import joined
 
-    with joined() as world:
+    with ExitStack() as stack:
+        world = stack.enter_context(joined())
         setup = prepare(run, progress)
         if world.is_first:
+            stack.enter_context(artifacts.lock(out))
             _same_run(setup.identity, run, out, allow_change)
         world.barrier()
         if (out / "results.json").is_file():
@@ -213,8 +217,6 @@ def _same_run(identity: Mapping[str, Any], run: FinetuneRun, out: Path, allow_ch
         results = out / "results.json"
         if results.is_file() and set(json.loads(results.read_bytes())["seeds"]["seeds"]) != set(_seeds(run)):
             results.unlink()  # more or other seeds are asked for: those that are done stay done
-    with artifacts.output_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
     artifacts.write_json(path, {"identity": identity})
     artifacts.write_bytes(out / "run.yaml", to_yaml(run).encode())
 
@@ -320,7 +322,7 @@ class _Watch:
     def evaluate(self, model: Any) -> dict[str, float]:
         setup = self._setup
         problem, rows = setup.problem, setup.dev_rows
-        outputs = predict_rows(model, problem.kind, rows, setup.tokenizer.pad_id)
+        outputs = predict_rows(model, problem.kind, rows, setup.tokenizer.pad_id, stop=False)
         result = problems.score(outputs, rows, problem.dev, problem.kind, problem.labels)
         step, value = self._objective.step, result["metrics"][problem.metric]
         self.history.append({"step": step, **result["metrics"]})
@@ -336,8 +338,8 @@ class _Watch:
         return result["metrics"]
 
 
-def predict_rows(model: Any, kind: str, rows: Rows, pad_id: int) -> list[Any]:
-    """What a network says about every row, on the device it is on."""
+def predict_rows(model: Any, kind: str, rows: Rows, pad_id: int, *, stop: bool = True) -> list[Any]:
+    """What a network says about every row, on the device it is on. `stop`: end at a signal."""
     import torch
 
     from remask.task_objectives import task_logits
@@ -350,7 +352,7 @@ def predict_rows(model: Any, kind: str, rows: Rows, pad_id: int) -> list[Any]:
             tensors = batch.map(lambda array: torch.as_tensor(array).to(device))
             return task_logits(model, kind, tensors).float().cpu().numpy()
 
-    return row_outputs(forward, rows, pad_id)
+    return row_outputs(forward, rows, pad_id, stop=stop)
 
 
 # ----------------------------------------------------------------------------------------------------- results

@@ -26,14 +26,19 @@ Forward = Callable[[Batch], Array]
 EVALUATION_TOKENS = 16384  # padded tokens a forward pass without gradients
 
 
-def row_outputs(forward: Forward, rows: Rows, pad_id: int, num_tokens: int = EVALUATION_TOKENS) -> list[Array]:
-    """What the network says about every row, in row order; an output per token is cut to the row's length."""
+def row_outputs(
+    forward: Forward, rows: Rows, pad_id: int, *, num_tokens: int = EVALUATION_TOKENS, stop: bool = True
+) -> list[Array]:
+    """What the network says about every row, in row order; an output per token is cut to the row's length.
+
+    `stop`: end at a signal. An evaluation between training steps runs to its end instead: the loop saves then."""
     out: list[Array] = [np.empty(0)] * len(rows.ids)
     for numbers, batch in evaluation_batches(rows, pad_id, num_tokens=num_tokens):
         said = np.asarray(forward(batch), np.float32)
         for place, number in enumerate(numbers):
             out[number] = said[place, : len(rows.ids[number])] if said.ndim == 3 else said[place]
-        signals.check()
+        if stop:
+            signals.check()
     return out
 
 

@@ -99,6 +99,16 @@ def test_micro_tokens_bound_a_piece_and_keep_the_step() -> None:
     assert all(piece.num_rows == 1 for piece in step(16))
 
 
+def test_num_rows_is_the_size_of_a_step() -> None:
+    rows = make_rows(64)
+    for num_rows in (16, 32):
+        batches = TaskBatches(rows, PAD, TaskBatchSettings(num_rows=num_rows), seed=0)
+        assert sum(piece.num_rows for piece in batches.take(batches.first_cursor())[0]) == num_rows
+        assert batches.steps_per_epoch == 64 // num_rows
+        assert batches.num_examples == 64
+        assert batches.tokens_per_step == pytest.approx(rows.lengths.sum() * num_rows / 64)
+
+
 def test_groups_stay_whole() -> None:
     rows = make_rows(10, group_size=4)
     pieces, _ = TaskBatches(rows, PAD, TaskBatchSettings(num_rows=4, micro_tokens=500), seed=0).take(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from remask import signals
+from remask.errors import Stopped
 from remask.tasks.predict import answers, describe, row_outputs, score, softmax, worst
 from remask.tasks.rows import Rows
 
@@ -32,6 +34,14 @@ def test_outputs_by_token_are_cut_to_the_row() -> None:
     said = row_outputs(lambda batch: np.repeat(batch.input_ids_BS[:, :, None], 2, 2), rows, pad_id=99)
     assert [row.shape for row in said] == [(4, 2), (2, 2), (3, 2)]
     assert all((row == number).all() for number, row in enumerate(said))
+
+
+def test_a_signal_ends_it_unless_told_to_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "requested", lambda: True)
+    rows = make_rows([4, 2, 3])
+    with pytest.raises(Stopped):
+        row_outputs(lambda batch: batch.lengths_B, rows, pad_id=99)
+    assert row_outputs(lambda batch: batch.lengths_B, rows, pad_id=99, stop=False) == [4, 2, 3]
 
 
 def test_windows_are_averaged() -> None:
