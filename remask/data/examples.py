@@ -119,18 +119,25 @@ def read_sentences(source: SourceTokens, position: int, limit: int) -> Sentences
     return Sentences(starts, ends, opens_document, document_end, is_cut, is_last)
 
 
-def follow(jumps: np.ndarray, is_last: bool) -> tuple[np.ndarray, int]:
-    """Row starts reached from sentence 0 by jumping, and the start of the first row that may still change."""
+def follow(jumps: np.ndarray, reach: np.ndarray, is_last: bool) -> tuple[np.ndarray, int]:
+    """Row starts reached from sentence 0 by jumping, and where the first row starts that is not settled yet.
+
+    `reach`: the sentences a row looked at end there. Rows that looked up to the end of this run of sentences might
+    look further in the next one, which starts with them.
+    """
     steps, end = jumps.tolist(), len(jumps)
     found: list[int] = []
     here = 0
     while here < end:
         found.append(here)
         here = steps[here]
+    rows = np.array(found, np.int64)
     if is_last:
-        return np.array(found, np.int64), end
-    assert len(found) > 1, "a chunk of sentences is shorter than a row"
-    return np.array(found[:-1], np.int64), found[-1]
+        return rows, end
+    open_rows = np.flatnonzero(reach[rows] >= end)
+    assert len(open_rows) == 0 or open_rows[0] > 0, "a run of sentences is shorter than a row"
+    settled = int(open_rows[0]) if len(open_rows) else len(rows) - 1
+    return rows[:settled], int(rows[settled])
 
 
 def aims(recipe: Recipe, source: SourceTokens, starts: np.ndarray) -> np.ndarray:
@@ -158,7 +165,7 @@ def _packed_rows(source: SourceTokens, recipe: Recipe) -> Iterator[tuple[Sentenc
         jumps = np.maximum(jumps, np.arange(1, len(sentences) + 1))
         if not crossing:
             jumps = np.minimum(jumps, sentences.document_end)
-        found, end = follow(jumps, sentences.is_last)
+        found, end = follow(jumps, jumps, sentences.is_last)
         yield sentences, found, end
         position = source.num_tokens if sentences.is_last else int(sentences.starts[end])
 

@@ -68,10 +68,10 @@ def build_pairs(source: SourceTokens, recipe: Recipe) -> Examples:
         if nsp:
             real_prob = _calibrate(plan) if real_prob is None else real_prob
             real = plan.is_pair & (plan.coins < real_prob)
-            rows, end = follow(np.where(real, plan.ends, plan.cuts), sentences.is_last)
+            rows, end = follow(np.where(real, plan.ends, plan.cuts), plan.ends, sentences.is_last)
             found_rows.append(_next_sentence(source, recipe, sentences, plan, rows, real[rows], documents))
         else:
-            rows, end = follow(plan.ends, sentences.is_last)
+            rows, end = follow(plan.ends, plan.ends, sentences.is_last)
             found_rows.append(_consecutive(recipe, sentences, plan, rows))
         found_rows[-1].counts["cut_sentences"] += int(sentences.is_cut[:end].sum())
         position = source.num_tokens if sentences.is_last else int(sentences.starts[end])
@@ -90,7 +90,7 @@ def _calibrate(plan: _Plan) -> float:
     for _ in range(_CALIBRATION_ROUNDS):
         middle = (low + high) / 2
         real = is_pair & (coins < middle)
-        rows, _ = follow(np.where(real, ends, cuts), True)
+        rows, _ = follow(np.where(real, ends, cuts), ends, True)
         low, high = (middle, high) if real[rows].mean() < 0.5 else (low, middle)
     return (low + high) / 2
 

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remask.data import examples as examples_module
+from remask.data import pairs as pairs_module
 from remask.data.examples import BOS, EOS, NO_LABEL, Examples, Recipe
 from remask.data.index import build_examples
 from remask.data.packing import pack
+from remask.data.settings import PAIRS
 from remask.data.tokens import Shard, SourceTokens
 
 LENGTH = 16
@@ -205,6 +207,32 @@ def test_next_sentence_pairs(documents: list[list[int]], num_shards: int, format
             assert sum(1 for bound in whole if second[0] < bound < second[1]) == 0
     assert seen == list(range(source.num_tokens)), "a displaced second part must start the next row"
     assert examples.counts["cut_sentences"] == cut + broken
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    sizes,
+    shards,
+    st.sampled_from(["full-sentences", "doc-sentences", "segment-pair", "sentence-pair"]),
+    st.sampled_from(["none", "nsp", "sop"]),
+    st.sampled_from([0.0, 0.5]),
+)
+def test_reading_in_runs_changes_nothing(
+    documents: list[list[int]], num_shards: int, format: str, loss: str, shorten_prob: float
+) -> None:
+    documents = [*documents, [3, 4], [5]]
+    loss = loss if format in PAIRS else "none"
+    recipe = recipe_of(format, sentence_loss=loss, shorten_prob=shorten_prob)
+    found = []
+    for run in (20, 33, 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(examples_module, "CHUNK_SENTENCES", run)
+            patch.setattr(pairs_module, "_CALIBRATION_SENTENCES", 5)
+            found.append(build_examples(source_of(documents, num_shards), recipe))
+    for other in found[:-1]:
+        assert other.counts == found[-1].counts
+        for name in ("rows", "starts", "lengths", "sizes", "labels"):
+            assert np.array_equal(getattr(other, name), getattr(found[-1], name)), name
 
 
 def many_documents(seed: int, count: int, sentences: int, words: int) -> list[list[int]]:
