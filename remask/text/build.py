@@ -29,7 +29,7 @@ from remask.artifacts import (
     write_json,
 )
 from remask.config import differences, dump, fingerprint
-from remask.documents import STAGE, SUFFIXES, DocumentWriter
+from remask.documents import STAGE, SUFFIXES, DocumentWriter, one_line
 from remask.errors import DataError, MissingInputError, OutputError
 from remask.progress import Progress
 from remask.text.choose import HELDOUT, REASONS, TRAIN, Part, choose
@@ -285,8 +285,7 @@ def _write_drops(
             name = settings.sources[source].name
             seen[name, sample["reason"]] += 1
             if seen[name, sample["reason"]] <= MAX_SAMPLES:
-                line = json.dumps({"source": name, **sample}, ensure_ascii=False)
-                file.write(line.encode("utf-8", "backslashreplace").decode() + "\n")
+                file.write(one_line(json.dumps({"source": name, **sample}, ensure_ascii=False)) + "\n")
 
 
 def _read_drops(facts: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, str]]]:

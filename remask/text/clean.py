@@ -66,14 +66,13 @@ def reason_to_drop(text: str, settings: CleanSettings) -> str:
         return "empty"
     if len(text) < settings.min_chars:
         return "too short"
+    if len(text) >= _MIN_REPETITION_CHARS:
+        if settings.max_compression and _compression(text) > settings.max_compression:
+            return "repetition"
+        if settings.max_repeated_lines < 1 and _share_of_repeated_lines(text) > settings.max_repeated_lines:
+            return "repeated lines"
     if settings.max_symbols < 1 and share_of_symbols(text) > settings.max_symbols:
         return "too many symbols"
-    if len(text) < _MIN_REPETITION_CHARS:
-        return ""
-    if settings.max_repeated_lines < 1 and _share_of_repeated_lines(text) > settings.max_repeated_lines:
-        return "repeated lines"
-    if settings.max_compression and _compression(text) > settings.max_compression:
-        return "repetition"
     return ""
 
 

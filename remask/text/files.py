@@ -24,6 +24,7 @@ from typing import Any, BinaryIO, Protocol
 
 import zstandard
 
+from remask.documents import one_line
 from remask.errors import MissingInputError
 from remask.text.records import Damaged
 from remask.text.settings import SourceSettings
@@ -118,7 +119,7 @@ def _file(path: str, source: SourceSettings, otherwise: str) -> InputFile:
     kind, compression = kind_of(path)
     if source.kind != "auto":
         kind = source.kind
-    return InputFile(path, path, kind or otherwise, compression, os.stat(path).st_size)
+    return InputFile(path, one_line(path), kind or otherwise, compression, os.stat(path).st_size)
 
 
 def _folder(folder: str, source: SourceSettings) -> Iterator[InputFile]:

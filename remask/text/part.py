@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import rensa
@@ -96,8 +96,8 @@ def make_part(task: Task) -> dict[str, Any]:
 
 def _fill(task: Task, aside: Path) -> None:
     tally = Tally()
-    marks = _Marks(aside, task.settings.dedup, task.seed)
-    with DocumentWriter(aside, NAME) as writer:
+    with DocumentWriter(aside, NAME) as writer, (aside / "signatures").open("wb") as signatures:
+        marks = _Marks(aside, signatures, task.settings.dedup, task.seed)
         source = task.settings.sources[task.portions[0].source]
         scorer = stories.Scorer(source.stories) if source.stories else None
         for document in _documents(task, tally):
@@ -105,7 +105,7 @@ def _fill(task: Task, aside: Path) -> None:
             writer.add(document.text, starts, document.place)
             marks.add(document.text, scorer)
         counts = writer.close()
-    marks.close()
+        marks.close()
     facts = {
         "source": task.portions[0].source,
         "read": tally.read,
@@ -151,7 +151,7 @@ def _encodable(text: str, tally: Tally) -> str:
 class _Marks:
     """Writes what choosing needs to know of each document, a batch at a time."""
 
-    def __init__(self, folder: Path, settings: DedupSettings, seed: int) -> None:
+    def __init__(self, folder: Path, signatures: BinaryIO, settings: DedupSettings, seed: int) -> None:
         self._folder, self._settings = folder, settings
         self._key = seed.to_bytes(8, "little", signed=True)
         self._near = settings.near == "minhash"
@@ -159,7 +159,7 @@ class _Marks:
         self._scores: list[float] = []
         self._grams: list[np.ndarray] = []
         self._num_grams = 0
-        self._signatures = (folder / "signatures").open("wb")
+        self._signatures = signatures
         self._bands: list[np.ndarray] = []
 
     def add(self, text: str, scorer: stories.Scorer | None) -> None:

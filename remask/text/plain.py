@@ -71,9 +71,11 @@ def split_records(
             block = next(blocks, None)
         except Damaged as error:
             block, damage = None, error
+        # What was searched is not searched again, but for the space at its end, where a blank line may begin.
+        searched = len(buffer.rstrip(b" \t\x0b\x0c\r\n"))
         buffer += block or b""
         position = 0
-        for match in separator.finditer(buffer) if separator else ():
+        for match in separator.finditer(buffer, searched) if separator else ():
             end, after = match.span()
             # A separator at the end of the buffer may go on in the next block; what follows then is blank.
             if not skipping:

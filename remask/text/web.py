@@ -7,6 +7,7 @@ WARC also carries plain text (WET files). Not here: language and date filters, w
 from __future__ import annotations
 
 import re
+import warnings
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -93,18 +94,25 @@ EXTRACTORS = {"resiliparse": _resiliparse, "trafilatura": _trafilatura, "all": _
 
 def read_warc(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
     """Responses and conversions (plain text); other records are about the crawl, not of it."""
-    from fastwarc.warc import ArchiveIterator, WarcRecordType
-
-    wanted = WarcRecordType.response | WarcRecordType.conversion
+    warc = _fastwarc()
+    wanted = warc.WarcRecordType.response | warc.WarcRecordType.conversion
     with open_stream(portion.path, portion.compression, reading.source.max_expansion) as stream:
         try:
             source: Any = _Readable(stream)
-            for record in ArchiveIterator(source, record_types=wanted, parse_http=True, stream_detect=False):
+            for record in warc.ArchiveIterator(source, record_types=wanted, parse_http=True, stream_detect=False):
                 yield from _record(record, portion, reading)
         except Damaged:
             raise
         except (OSError, ValueError, RuntimeError) as error:
             raise Damaged("damaged file", f"{type(error).__name__}: {error}"[:200]) from error
+
+
+def _fastwarc() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of its own old names, while it is imported
+        import fastwarc.warc
+
+    return fastwarc.warc
 
 
 class _Readable:
