@@ -22,7 +22,7 @@ from remask.artifacts import Artifact, publish
 from remask.config import dump
 from remask.errors import DataError
 from remask.export.card import model_card
-from remask.model.foreign import ForeignFolder
+from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
 from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, read_hf_folder
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
@@ -30,10 +30,6 @@ from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import MODEL_JSON, WEIGHTS, Loaded, find_model, model_files, open_model
 from remask.tokenizer import Tokenizer, load_tokenizer
 
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
-    "merges.txt", "vocab.txt", "sentencepiece.bpe.model", "spiece.model",
-)  # fmt: skip
 # Written by transformers 5 for tokenizers without a class of their own; 4.57 does not know it.
 _UNLOADABLE_CLASS = "TokenizersBackend"
 
@@ -112,7 +108,7 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, card: Mapping[s
         write_weights(aside / WEIGHTS, tensors)
         _write_json(aside / "config.json", config)
         _write_tokenizer(aside, source, tokenizer)
-        if side or heads.answerable or heads.sentence:
+        if side or (heads.pooling == "mean" and kind != "Model" and family != "modernbert"):
             _write_json(aside / SIDE_JSON, {"heads": dump(heads)})
         if side:
             write_weights(aside / SIDE_WEIGHTS, side)
@@ -167,11 +163,10 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
     """The known files of a tokenizer, through the guarded reader, since the folder may be a stranger's."""
-    folder = ForeignFolder(source)
-    names = [name for name in TOKENIZER_FILES if folder.has(name)]
-    for name in names:
-        shutil.copyfile(folder.path(name), target / name)
-    return names
+    found = ForeignFolder(source).present(TOKENIZER_FILES)
+    for path in found:
+        shutil.copyfile(path, target / path.name)
+    return [path.name for path in found]
 
 
 def _write_tokenizer(folder: Path, source: Source, tokenizer: Tokenizer) -> None:

@@ -33,6 +33,11 @@ _ITEM_BYTES = {
     "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
     "U16": 2, "U32": 4, "U64": 8, "F8_E4M3": 1, "F8_E5M2": 1,
 }  # fmt: skip
+# Read by the tokenizer's own code, which trusts a folder: links among them are checked with the rest.
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt", "vocab.txt", "sentencepiece.bpe.model", "spiece.model", "encoder.json", "vocab.bpe", "dict.txt",
+)  # fmt: skip
 # The float types that a weight may have; integers appear only as buffers, which nothing reads.
 WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
 _SHARD = re.compile(r"[A-Za-z0-9_.\-]{1,200}\Z")
@@ -81,6 +86,15 @@ class ForeignFolder:
         if not stat.S_ISREG(kind):
             raise DataError(f"{path}: is no regular file")
         return path
+
+    def present(self, names: Iterable[str]) -> list[Path]:
+        """Those of the files that are there, each checked."""
+        return [self.path(name) for name in names if self.has(name)]
+
+    def inner(self, name: str) -> ForeignFolder | None:
+        """A folder inside this one, not by way of a link; None where there is none."""
+        path = self.folder / name
+        return ForeignFolder(path) if path.is_dir() and not path.is_symlink() else None
 
     def json(self, name: str) -> dict[str, Any]:
         """A JSON object, bounded in size; a key given twice is refused, since readers would disagree on it."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from remask.config import dump
 from remask.errors import DataError
-from remask.model.foreign import ForeignFolder, ForeignWeights, SafetensorsWeights, checked
+from remask.model.foreign import TOKENIZER_FILES, ForeignFolder, ForeignWeights, SafetensorsWeights, checked
 from remask.model.interop_config import ForeignConfig, read_config
 from remask.model.interop_weights import BASE, Pair, kinds, our_shapes, pairs, to_ours
 from remask.model.settings import HeadSettings, ModelSettings
@@ -52,6 +52,7 @@ class Imported:
 def read_hf_folder(path: Path) -> Imported:
     """Nothing is allocated before all names and shapes match; a DataError lists every mismatch."""
     folder = ForeignFolder(path)
+    folder.present(TOKENIZER_FILES)
     foreign = read_config(folder.json("config.json"), str(path / "config.json"))
     weights = folder.weights()
     weights.rename(_modern_spelling)
@@ -63,6 +64,8 @@ def read_hf_folder(path: Path) -> Imported:
         raise DataError(f"{path}: has the weights of the base model only, not those of {foreign.kind}")
     settings = _free_if_different(foreign, weights)
     heads = _heads(foreign, kind, weights)
+    if kind == "Model":
+        heads = _with_pooling(folder, heads)
     table = _present(pairs(foreign.family, settings, heads, kind, settings.position_offset), weights, kind)
     wanted = {name: shape for pair in table for name, shape in zip(pair.theirs, pair.shapes, strict=True)}
     loose = {n: e.shape for n, e in weights.entries.items() if n not in wanted and _OTHER_HEADS.search(n)}
@@ -108,11 +111,25 @@ def _heads(foreign: ForeignConfig, kind: str, weights: ForeignWeights) -> HeadSe
         masked_lm=kind in ("ForMaskedLM", "ForPreTraining"),
         sentence=kind in ("ForPreTraining", "ForNextSentencePrediction"),
         num_classes=num_labels() if kind == "ForSequenceClassification" else None,
+        multilabel=foreign.multilabel and kind == "ForSequenceClassification",
         num_tags=num_labels() if kind == "ForTokenClassification" else None,
         span=kind == "ForQuestionAnswering",
         choice=kind == "ForMultipleChoice",
         pooling="mean" if foreign.pooling == "mean" else "first",
     )
+
+
+def _with_pooling(folder: ForeignFolder, heads: HeadSettings) -> HeadSettings:
+    """How sentence-transformers pools, where it left word of it."""
+    inner = folder.inner("1_Pooling")
+    if inner is None or not inner.has("config.json"):
+        return heads
+    values = inner.json("config.json")
+    mean = values.get("pooling_mode_mean_tokens") is True or values.get("pooling_mode") == "mean"
+    first = values.get("pooling_mode_cls_token") is True or values.get("pooling_mode") == "cls"
+    if mean == first:
+        raise DataError(f"{inner.folder / 'config.json'}: pools in another way than by the mean or the first token")
+    return heads.model_copy(update={"pooling": "mean" if mean else "first"})
 
 
 def _free_if_different(foreign: ForeignConfig, weights: ForeignWeights) -> ModelSettings:

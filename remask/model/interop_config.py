@@ -129,6 +129,7 @@ class ForeignConfig:
     kind: str  # "Model", "ForMaskedLM", ...; "" where the file does not say
     labels: tuple[str, ...] | None
     pooling: str
+    multilabel: bool
 
 
 def read_config(config: Mapping[str, Any], place: str) -> ForeignConfig:
@@ -152,12 +153,13 @@ def read_config(config: Mapping[str, Any], place: str) -> ForeignConfig:
     except ValidationError as error:
         raise DataError(f"{place}: {'; '.join(problem['msg'] for problem in error.errors())}") from error
     pooling = "mean" if values.get("classifier_pooling") == "mean" else "first"
-    return ForeignConfig(family, settings, _class_kind(config), _labels(config, place), pooling)
+    multilabel = config.get("problem_type") == "multi_label_classification"
+    return ForeignConfig(family, settings, _class_kind(config), _labels(config, place), pooling, multilabel)
 
 
 def _family(config: Mapping[str, Any], place: str) -> str:
     model_type = config.get("model_type")
-    if model_type not in FAMILY_OF:
+    if not isinstance(model_type, str) or model_type not in FAMILY_OF:
         raise DataError(f"{place}: model_type {str(model_type)[:40]!r} is not one of {', '.join(FAMILY_OF)}")
     return FAMILY_OF[model_type]
 
@@ -193,7 +195,9 @@ def _kinds(family: str) -> dict[str, str]:
         key: "a size" if field in _INTEGERS else "true or false" if field in _FLAGS else "a number"
         for field, key in _FIELDS[family]
     }
-    return {**kinds, "max_position_embeddings": "a size", "pad_token_id": "a size"}
+    sizes = ["max_position_embeddings", "pad_token_id"]
+    sizes += {"albert": ["embedding_size", "num_hidden_groups"], "modernbert": ["local_attention"]}.get(family, [])
+    return kinds | dict.fromkeys(sizes, "a size")
 
 
 def _is_kind(value: Any, kind: str) -> bool:
