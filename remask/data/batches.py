@@ -32,7 +32,7 @@ from remask.schema import Batch
 __all__ = ["Batches", "evaluation_batches", "is_comparable", "masked_bytes", "open_batches", "word_batches"]
 
 _LOOKUP_ROWS = 4096
-_WINDOW_STEPS = 16  # token batches are cut from windows of about this many steps
+_WINDOW_STEPS = 16  # token batches are cut from windows of about this many steps, or some more
 
 
 class Batches:
@@ -140,10 +140,12 @@ class Batches:
     def _cut_by_tokens(self, phase: Corpus, window: int) -> list[Chosen]:
         """Batches of nearly equal numbers of tokens, as near to num_tokens as a whole number of them allows."""
         wanted, steps = self.settings.batch.num_tokens or 0, self.settings.batch.bucket_steps
-        num_slots = max(round((steps if steps > 1 else _WINDOW_STEPS) * wanted / phase.mean_size), 1)
+        num_buckets = -(-_WINDOW_STEPS // steps)
+        num_slots = max(round(num_buckets * steps * wanted / phase.mean_size), 1)
         chosen = phase.choose(np.arange(window * num_slots, (window + 1) * num_slots))
         if steps > 1:
-            chosen = chosen.take(np.argsort(chosen.sizes, kind="stable"))
+            bucket = np.arange(num_slots) * num_buckets // num_slots
+            chosen = chosen.take(np.lexsort((chosen.sizes, bucket)))
         total = np.cumsum(chosen.sizes)
         num_batches = max(round(int(total[-1]) / wanted), 1)
         middle = total - chosen.sizes / 2
@@ -165,6 +167,7 @@ class Batches:
             groups = [np.arange(at, min(at + per_group, count)) for at in range(0, count, per_group)]
         else:
             groups = self._groups_by_tokens(chosen, phase)
+        assert all(len(group) >= world for group in groups), "a rank without a row"
         return [chosen.take(group[self._rank :: world]) for group in groups]
 
     def _groups_by_tokens(self, chosen: Chosen, phase: Corpus) -> list[np.ndarray]:
@@ -273,8 +276,10 @@ def _check(settings: DataSettings, world_size: int) -> None:
     batch = settings.batch
     if batch.num_tokens is None and batch.num_rows % world_size:
         raise ConfigError(f"data.batch.num_rows = {batch.num_rows}: cannot be dealt evenly to {world_size} ranks")
-    if batch.num_tokens is not None and batch.num_tokens < settings.length * world_size:
+    # Batches of tokens may be a little smaller than asked, and every rank needs a row.
+    least = -(-settings.length * world_size * _WINDOW_STEPS // (_WINDOW_STEPS - 1))
+    if batch.num_tokens is not None and batch.num_tokens < least:
         raise ConfigError(
-            f"data.batch.num_tokens = {batch.num_tokens}: below one row of {settings.length} for each of"
-            f" {world_size} ranks"
+            f"data.batch.num_tokens = {batch.num_tokens}: rows of {settings.length} on {world_size} ranks need at"
+            f" least {least}"
         )

@@ -166,6 +166,17 @@ def test_token_batches_are_of_one_size(prepared: Path, vocabulary: Any) -> None:
         assert 0.95 * 600 < np.mean(sizes) < 1.05 * 600
 
 
+def test_the_smallest_token_batches_still_have_a_row_for_every_rank(prepared: Path, vocabulary: Any) -> None:
+    for bucket_steps in (1, 2, 3):
+        settings = settings_of(format="sentence-pair", batch__num_tokens=137, batch__bucket_steps=bucket_steps)
+        ranks = [open_batches(prepared, settings, vocabulary, seed=1, rank=rank, world_size=4) for rank in range(4)]
+        seen = 0
+        for steps in zip(*(run(rank, 60) for rank in ranks), strict=True):
+            assert all(batch.num_rows for step in steps for batch in step)
+            seen += sum(batch.num_tokens for step in steps for batch in step)
+        assert abs(seen / (60 * 137) - 1) < 0.1
+
+
 def test_buckets_waste_less_padding(prepared: Path, vocabulary: Any) -> None:
     def padded(bucket_steps: int) -> int:
         settings = settings_of(
@@ -282,7 +293,7 @@ def test_the_seed_changes_order_and_masks(prepared: Path, vocabulary: Any) -> No
 def test_refusals(prepared: Path, vocabulary: Any, prepare: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="evenly to 3 ranks"):
         open_batches(prepared, settings_of(), vocabulary, seed=1, world_size=3)
-    with pytest.raises(ConfigError, match="below one row"):
+    with pytest.raises(ConfigError, match="at least 69"):
         open_batches(prepared, settings_of(batch__num_tokens=40), vocabulary, seed=1, world_size=2)
     with pytest.raises(DataError, match="no text"):
         open_batches(prepare({"a.train.00000": [[]]}), settings_of(), vocabulary, seed=1)
