@@ -297,3 +297,17 @@ def test_rows_too_short_to_mask(vocabulary: Any) -> None:
     empty = rows_of(np.full(2, 2), 3)
     for unit in UNITS:
         assert len(mask(empty, vocabulary, unit=unit, words=np.zeros(0, bool)).positions_M) == 0
+
+
+def test_known_masks(vocabulary: Any) -> None:
+    """Recorded: masks must not change from one version to the next, or resumed and compared runs would."""
+    rows = rows_of(np.full(2, 20), 20)
+    found = {unit: mask(rows, vocabulary, 0.3, unit=unit, words=words_of(rows)) for unit in UNITS}
+    assert {unit: masked.positions_M.tolist() for unit, masked in found.items()} == {
+        "token": [1, 2, 9, 13, 18, 23, 25, 29, 31, 33],
+        "word": [1, 2, 9, 13, 14, 25, 26, 27, 28, 29],
+        "ngram": [1, 2, 9, 12, 18, 29, 30, 31, 32, 33],
+        "span": [1, 2, 8, 9, 18, 29, 30, 31, 32, 33],
+    }
+    shown = found["token"].ids_BS.ravel()[found["token"].positions_M]
+    assert shown.tolist() == [199, 199, 199, 199, 110, 199, 199, 199, 153, 199]
