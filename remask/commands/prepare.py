@@ -13,8 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +24,19 @@ from pydantic import model_validator
 from remask import artifacts
 from remask.commands import Common, common_options
 from remask.config import Config, differences, dump, setting
-from remask.data.tokens import STAGE, ShardWriter
+from remask.data.shards import ShardTask, first_pieces, forget, is_made, make_shard, read_facts, read_histogram
+from remask.data.tokens import SPLITS, STAGE
 from remask.documents import Documents, read_documents
 from remask.errors import ConfigError, DataError, OutputError, UsageError
 from remask.progress import Progress
 from remask.text.build import DROPS, build_documents
 from remask.text.settings import TextSettings
 from remask.tokenizer import Tokenizer, load_tokenizer
-from remask.tokenizer.bulk import BlockEncoder, Blocks, Newlines, agrees, pieces_of, plan_blocks
+from remask.tokenizer.bulk import Blocks, Newlines, agrees, plan_blocks
 from remask.tokenizer.settings import TokenizerSettings
 from remask.workers import Engine, num_cores, run_tasks
 
 CHECK_BYTES = 200_000  # of the user's text, on which gigatoken must agree before it is used at all
-SHARD_CHECK_BYTES = 20_000  # and again at the start of every shard
 SMALL_MEGABYTES = 4  # less is done sooner than processes start
 _IDENTITY, _VOCABULARY = "identity.json", "vocabulary.json"
 _MADE = ("counts", "facts", "prepared")  # of the documents
@@ -117,7 +116,7 @@ def main(run: PrepareRun, out: Path, *, progress: Progress, allow_change: Sequen
             _keep_if_same(work, {"documents": documents.artifact.fingerprint, "vocabulary": vocabulary})
             tokenizer = _timed(seconds, "vocabulary", lambda: _make_vocabulary(run, documents, work, progress))
             shards = _timed(seconds, "tokens", lambda: _make_shards(run, documents, tokenizer, work, progress))
-            counts = _counts(documents, tokenizer, shards, work)
+            counts = _counts(documents, tokenizer, shards)
             shutil.copyfile(documents.artifact.path(DROPS), work / "prepared" / DROPS)
             if run.keep_documents:
                 shutil.rmtree(work / "prepared" / "documents", ignore_errors=True)
@@ -277,7 +276,9 @@ def _train(run: PrepareRun, documents: Documents, work: Path, progress: Progress
         )
     with progress.stage("train vocabulary") as stage:
         words, distinct = training.merge_counts([task.out for task in tasks], settings.max_distinct_words)
-        fast = fast and training.gigatoken_agrees(words)
+        if fast and not training.gigatoken_agrees(words):
+            progress.warn("gigatoken trains on these words differently from tokenizers: going on without it")
+            fast = False
         stage.note = f"{distinct:,} distinct words"
         tokenizer = training.train_tokenizer(words, settings, fast)
     if tokenizer.vocab_size < settings.vocab_size:
@@ -322,74 +323,16 @@ def _accelerator(settings: TokenizerSettings, progress: Progress) -> bool:
 def _sample(portions: Sequence[Blocks], newlines: Newlines, num_bytes: int) -> list[bytes]:
     """Pieces from the start of up to eight portions spread over the corpus."""
     chosen = [portions[i] for i in sorted({int(i) for i in np.linspace(0, len(portions) - 1, 8)})] if portions else []
-    sample: list[bytes] = []
-    for portion in chosen:
-        shard, size, last = portion.shard, num_bytes // len(chosen), portion.first
-        while last < portion.last and shard.offsets[last] - shard.offsets[portion.first] < size:
-            last += 1
-        for data, offsets, _ in Blocks(shard, portion.first, last):
-            sample += _head(pieces_of(data, offsets, newlines), size)
-    return sample
-
-
-def _head(pieces: Sequence[bytes], num_bytes: int) -> list[bytes]:
-    """The first pieces, as many as fit, at least one."""
-    total = np.cumsum([len(piece) for piece in pieces])
-    return list(pieces[: int(np.searchsorted(total, num_bytes)) + 1])
+    return [piece for portion in chosen for piece in first_pieces(portion, newlines, num_bytes // len(chosen))]
 
 
 # --------------------------------------------------------------------------------------------------- tokens
 
 
-@dataclass(frozen=True)
-class ShardTask:
-    """One portion of documents into one token shard in `folder`; facts and histogram of ids beside `facts`."""
-
-    blocks: Blocks
-    name: str
-    tokenizer_folder: Path
-    folder: Path
-    facts: Path
-    newlines: Newlines
-    fast: bool
-
-
-def make_shard(task: ShardTask) -> dict[str, Any]:
-    """Writes the shard, then its facts, which make it count. For run_tasks."""
-    tokenizer = _tokenizer(task.tokenizer_folder)
-    encoder, fell_back = None, False
-    writer = ShardWriter(task.folder, task.name, tokenizer.vocab_size)
-    histogram = np.zeros(tokenizer.vocab_size, np.int64)
-    for data, offsets, sentences in task.blocks:
-        if encoder is None:
-            sample = _head(pieces_of(data, offsets, task.newlines), SHARD_CHECK_BYTES)
-            fell_back = task.fast and bool(sample) and not agrees(tokenizer, sample)
-            encoder = _encoder(task.tokenizer_folder, task.newlines, task.fast and not fell_back)
-        block = encoder.encode(data, offsets, sentences)
-        writer.add_many(block.ids, block.document_offsets, block.sentence_starts, block.word_starts, len(data))
-        histogram += np.bincount(block.ids, minlength=tokenizer.vocab_size)
-    facts = writer.close()
-    for file in task.folder.glob(f"{task.name}.*"):
-        artifacts.sync_file(file)
-    np.save(task.facts.with_suffix(".npy"), histogram)
-    artifacts.write_json(task.facts, facts)
-    return {**facts, "fell_back": fell_back}
-
-
-@lru_cache(maxsize=1)
-def _tokenizer(folder: Path) -> Tokenizer:
-    return load_tokenizer(folder)
-
-
-@lru_cache(maxsize=2)
-def _encoder(folder: Path, newlines: Newlines, fast: bool) -> BlockEncoder:
-    return BlockEncoder(_tokenizer(folder), newlines, fast)
-
-
 def _make_shards(
     run: PrepareRun, documents: Documents, tokenizer: Tokenizer, work: Path, progress: Progress
-) -> list[dict[str, Any]]:
-    portions = [portion for split in ("train", "heldout") for portion in plan_blocks(documents.of(split))]
+) -> list[ShardTask]:
+    portions = [portion for split in SPLITS for portion in plan_blocks(documents.of(split))]
     fast = _fast_encoding(run.tokenizer, tokenizer, portions, progress)
     numbers: dict[str, int] = {}
     tasks = []
@@ -400,7 +343,7 @@ def _make_shards(
         facts = work / "facts" / f"{name}.json"
         prepared = work / "prepared"
         tasks.append(ShardTask(portion, name, prepared / "tokenizer", prepared, facts, run.tokenizer.newlines, fast))
-    waiting = [task for task in tasks if not task.facts.is_file()]
+    waiting = [task for task in tasks if not is_made(task)]
     with progress.stage("tokenise", _megabytes(tasks), "MB") as stage:
         stage.resume_at(_megabytes(tasks) - _megabytes(waiting))
 
@@ -411,9 +354,8 @@ def _make_shards(
 
         workers = _workers(run) if _megabytes(waiting) > SMALL_MEGABYTES else 1
         run_tasks(make_shard, waiting, workers=workers, engine=run.engine, on_done=on_done)
-    _tokenizer.cache_clear()
-    _encoder.cache_clear()
-    return [json.loads(task.facts.read_bytes()) for task in tasks]
+    forget()
+    return tasks
 
 
 def _fast_encoding(
@@ -430,10 +372,11 @@ def _fast_encoding(
 # --------------------------------------------------------------------------------------------------- the result
 
 
-def _counts(documents: Documents, tokenizer: Tokenizer, shards: list[dict[str, Any]], work: Path) -> dict[str, Any]:
-    histograms = {split: np.zeros(tokenizer.vocab_size, np.int64) for split in ("train", "heldout")}
-    for shard in shards:
-        histograms[shard["split"]] += np.load(work / "facts" / f"{shard['name']}.npy")
+def _counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTask]) -> dict[str, Any]:
+    shards = [read_facts(task) for task in tasks]
+    histograms = {split: np.zeros(tokenizer.vocab_size, np.int64) for split in SPLITS}
+    for task, shard in zip(tasks, shards, strict=True):
+        histograms[shard["split"]] += read_histogram(task)
     totals = {key: sum(shard[key] for shard in shards) for key in ("documents", "sentences", "tokens", "bytes")}
     if totals["tokens"] == 0:
         raise DataError("no token is left: the corpus is too small for these settings")

@@ -8,7 +8,6 @@ it can, since every worker process pays for it. Not here: which portions there a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -43,11 +42,9 @@ def make_shard(task: ShardTask) -> dict[str, Any]:
     vocab_size = encoder.tokenizer.vocab_size
     writer = ShardWriter(task.folder, task.name, vocab_size)
     histogram = np.zeros(vocab_size, np.int64)
-    for number, (data, offsets, sentences) in enumerate(task.blocks):
-        if task.fast and number == 0:
-            sample = first_pieces(pieces_of(data, offsets, task.newlines), CHECK_BYTES)
-            if sample and not agrees(encoder.tokenizer, sample):
-                encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, False), True
+    if task.fast and not agrees(encoder.tokenizer, first_pieces(task.blocks, task.newlines, CHECK_BYTES)):
+        encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, False), True
+    for data, offsets, sentences in task.blocks:
         block = encoder.encode(data, offsets, sentences)
         writer.add_many(block.ids, block.document_offsets, block.sentence_starts, block.word_starts, len(data))
         histogram += np.bincount(block.ids, minlength=vocab_size)
@@ -84,10 +81,11 @@ def read_histogram(task: ShardTask) -> np.ndarray:
     return np.load(task.facts.with_suffix(".npy"))
 
 
-def first_pieces(pieces: Sequence[bytes], num_bytes: int) -> list[bytes]:
-    """As many as fit, at least one."""
+def first_pieces(blocks: Blocks, newlines: Newlines, num_bytes: int) -> list[bytes]:
+    """The first texts that are encoded by themselves: at least one where there is one, then as many as fit."""
+    pieces = [piece for data, offsets, _ in blocks.head(num_bytes) for piece in pieces_of(data, offsets, newlines)]
     total = np.cumsum([len(piece) for piece in pieces])
-    return list(pieces[: int(np.searchsorted(total, num_bytes)) + 1])
+    return pieces[: int(np.searchsorted(total, num_bytes)) + 1]
 
 
 @lru_cache(maxsize=1)

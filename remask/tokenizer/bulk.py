@@ -9,11 +9,11 @@ of vocabulary. Not here: files and processes (commands/prepare.py), and the rule
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 
@@ -27,7 +27,7 @@ BLOCK_BYTES = 4_000_000  # encoded at a time
 MIN_PORTION_BYTES, MAX_PORTION_BYTES = 4_000_000, 64_000_000  # of a task, and of a token shard
 MAX_WORDS_SEEN = 400_000  # about 100 MB
 # Spaces that may not be cut at: only single plain ones between words are sure to start a pre-token.
-ODD_SPACE = re.compile(r"\s\s|[^\S ]|^ | $")
+_ODD_SPACE = re.compile(r"\s\s|[^\S ]|^ | $")
 _IS_SPACE = np.zeros(256, bool)
 _IS_SPACE[[9, 10, 11, 12, 13, 32]] = True
 
@@ -63,6 +63,12 @@ class Blocks:
             yield data, np.asarray(offsets[low : high + 1]) - begin, np.asarray(sentences[inside]) - begin
             low = high
 
+    def head(self, num_bytes: int) -> Blocks:
+        """The first documents, as many as it takes to have that much."""
+        offsets = self.shard.offsets
+        last = int(np.searchsorted(offsets, offsets[self.first] + num_bytes))
+        return Blocks(self.shard, self.first, min(max(last, self.first), self.last))
+
     @property
     def num_bytes(self) -> int:
         return int(self.shard.offsets[self.last] - self.shard.offsets[self.first])
@@ -86,6 +92,13 @@ def plan_blocks(shards: Sequence[DocumentShard]) -> list[Blocks]:
 # ---------------------------------------------------------------------------------------- pieces -> ids, three ways
 
 
+def has_odd_space(text: str) -> bool:
+    """Whether there is white space at which a text may not be cut."""
+    if text.isprintable():  # then a plain space is all the white space there is
+        return "  " in text or text[:1] == " " or text[-1:] == " "
+    return _ODD_SPACE.search(text) is not None
+
+
 class WordTable:
     """Byte-level BPE by looking words up; words not seen before are asked of the tokenizers library."""
 
@@ -97,7 +110,7 @@ class WordTable:
     def encode(self, pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all pieces, one after the other, and how many each has."""
         texts = [piece.decode() for piece in pieces]
-        cut = [[text] if ODD_SPACE.search(text) else text.replace(" ", "\n ").split("\n") for text in texts]
+        cut = [[text] if has_odd_space(text) else text.replace(" ", "\n ").split("\n") for text in texts]
         if len(self._seen) > MAX_WORDS_SEEN:
             self._seen.clear()
         new = list(set().union(*cut).difference(self._seen))
@@ -115,26 +128,49 @@ class Gigatoken:
     def __init__(self, tokenizer: Tokenizer) -> None:
         import gigatoken
 
-        # Without the added tokens: what looks like one in a corpus is text.
-        plain = {**tokenizer.description, "added_tokens": [], "post_processor": None}
-        self._tokenizer = gigatoken.Tokenizer.from_json(json.dumps(plain))
+        self._tokenizer = gigatoken.Tokenizer.from_json(tokenizer.without_added_tokens())
+        self._newline = int(tokenizer.encode("\n")[0])
 
     def encode(self, pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        if not pieces:
-            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
-        layout: Any = self._tokenizer.encode_batch(list(pieces), parallel=False).layout
-        offsets = np.asarray(layout.offsets.data)
-        return np.asarray(layout.content.data)[offsets[0] : offsets[-1]], np.diff(offsets)
+        """One call for many pieces with newlines between them: where no white space touches it, a newline is a
+        pre-token of its own and changes nothing before or after it."""
+        joined = b"\n".join(pieces)
+        if joined.count(b"\n") == len(pieces) - 1 and not any(map(_has_space_at_an_end, pieces)):
+            ids = self._tokenizer.encode(joined)
+            breaks = np.flatnonzero(ids == self._newline)
+            counts = np.diff(breaks, prepend=-1, append=len(ids)) - 1
+            return np.delete(ids, breaks), counts
+        parts = [self._tokenizer.encode(piece) for piece in pieces]
+        return np.concatenate([np.zeros(0, np.uint32), *parts]), np.array([len(part) for part in parts], np.int64)
+
+
+def _has_space_at_an_end(piece: bytes) -> bool:
+    """Whether a piece is empty or may begin or end with white space, as Unicode has it."""
+    if not piece or piece[0] in _SPACE_BEGINS or piece[-1] in _SPACE_ENDS:
+        text = piece[:4].decode(errors="ignore") + "." + piece[-6:].decode(errors="ignore")
+        return len(text) < 3 or text[0] in words.WHITE or text[-1] in words.WHITE
+    return False
+
+
+_SPACE_BEGINS = frozenset(character.encode()[0] for character in words.WHITE)
+_SPACE_ENDS = frozenset(character.encode()[-1] for character in words.WHITE)
+
+
+@lru_cache(maxsize=1)
+def _gigatoken(tokenizer: Tokenizer) -> Gigatoken:
+    """Reading a vocabulary into it takes a while, and checking and encoding both want one."""
+    return Gigatoken(tokenizer)
 
 
 def agrees(tokenizer: Tokenizer, pieces: Sequence[bytes]) -> bool:
     """Whether gigatoken gives these pieces the ids that the tokenizers library gives them."""
     try:
-        ids, counts = Gigatoken(tokenizer).encode(pieces)
+        ids, counts = _gigatoken(tokenizer).encode(pieces)
     except Exception:  # another library's panic of any kind, or its absence, means: do not use it
         return False
     expected = tokenizer.encode_batch([piece.decode() for piece in pieces])
-    return np.array_equal(counts, [len(item) for item in expected]) and np.array_equal(ids, np.concatenate(expected))
+    whole = np.concatenate([np.zeros(0, np.int32), *expected])
+    return np.array_equal(counts, [len(item) for item in expected]) and np.array_equal(ids, whole)
 
 
 # ----------------------------------------------------------------------------------------------- blocks of documents
@@ -147,7 +183,7 @@ class BlockEncoder:
         self.tokenizer, self._newlines = tokenizer, newlines
         assert not fast or tokenizer.kind == "byte-bpe"
         if tokenizer.kind == "byte-bpe":
-            self._pieces = Gigatoken(tokenizer) if fast else WordTable(tokenizer)
+            self._pieces = _gigatoken(tokenizer) if fast else WordTable(tokenizer)
             self._starts = words.TokenStarts(tokenizer.token_bytes)
             self._lengths = tokenizer.token_lengths
 
@@ -199,8 +235,7 @@ def cut_pieces(text: np.ndarray, offsets: np.ndarray, newlines: Newlines) -> tup
     begins, ends = np.asarray(offsets[:-1], np.int64), np.asarray(offsets[1:], np.int64)
     if newlines == "none":
         breaks = np.flatnonzero(text == 10)
-        begins = np.union1d(begins, breaks + 1)
-        begins = begins[begins < len(text)]
+        begins = _marked(len(text), breaks[breaks < len(text) - 1] + 1, begins[begins < len(text)])
         # The next newline, or the end of the document: the end of the one before stands where this one begins.
         next_break = np.append(breaks, len(text))[np.searchsorted(breaks, begins)]
         ends = np.minimum(next_break, ends[np.searchsorted(ends, begins, side="right")])
@@ -251,4 +286,12 @@ def _assemble(
     tokens, owner = candidates[found[inside]], owner[inside]
     tokens = tokens[tokens < documents[np.minimum(owner + 1, len(documents) - 1)]]
     firsts = documents[:-1][np.diff(documents) > 0]
-    return Encoded(ids, documents, np.union1d(firsts, tokens), starts)
+    return Encoded(ids, documents, _marked(len(ids), firsts, tokens), starts)
+
+
+def _marked(size: int, *places: np.ndarray) -> np.ndarray:
+    """All these places below `size`, in order, each once."""
+    marks = np.zeros(size, bool)
+    for some in places:
+        marks[some] = True
+    return np.flatnonzero(marks)

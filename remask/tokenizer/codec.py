@@ -40,7 +40,8 @@ class Tokenizer:
 
     def __init__(self, description: Mapping[str, Any], special_names: Mapping[str, str] | None = None) -> None:
         """`description` is the content of a tokenizer.json; `special_names` says which entries play which role."""
-        self._json = json.dumps(_clean(description), ensure_ascii=False)
+        self._description = _clean(description)
+        self._json = json.dumps(self._description, ensure_ascii=False)
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
         except Exception as error:  # the library raises bare Exception
@@ -53,11 +54,13 @@ class Tokenizer:
             raise DataError(
                 f"the vocabulary's {self.vocab_size:,} ids are not 0 to {self.vocab_size - 1:,} without gaps"
             )
+        self.tokens: list[str] = sorted(ids, key=ids.__getitem__)  # the entries' names in the file, by id
         self.special_names = _find_specials(ids, special_names or {})
         self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id = (
             ids[self.special_names[role]] for role in SPECIAL_NAMES
         )
-        added = {ids[token.content] for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
+        self._added = self._tokenizer.get_added_tokens_decoder()
+        added = {number for number, token in self._added.items() if token.special}
         roles = {self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id}
         self.special_ids: tuple[int, ...] = tuple(sorted(added | roles))
 
@@ -109,24 +112,27 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """What each id stands for in a text, as UTF-8; b"" for special ones."""
-        special = set(self.special_ids)
-        return [b"" if i in special else _token_bytes(name, self.kind) for i, name in enumerate(self.tokens)]
+        found = [_token_bytes(name, self.kind) for name in self.tokens]
+        for number, token in self._added.items():
+            found[number] = token.content.encode()
+        for number in self.special_ids:
+            found[number] = b""
+        return found
 
     @cached_property
     def token_lengths(self) -> np.ndarray:
         return np.array([len(data) for data in self.token_bytes], np.int64)
 
-    @cached_property
-    def tokens(self) -> list[str]:
-        """The entries' names in the file, by id."""
-        ids = self._tokenizer.get_vocab(with_added_tokens=True)
-        return sorted(ids, key=ids.__getitem__)
-
     # ------------------------------------------------------------------------------------------------ files
 
     @property
     def description(self) -> dict[str, Any]:
+        """The content of its tokenizer.json, a copy."""
         return json.loads(self._json)
+
+    def without_added_tokens(self) -> str:
+        """A tokenizer.json for which every text is just text."""
+        return json.dumps({**self._description, "added_tokens": [], "post_processor": None}, ensure_ascii=False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -247,6 +253,11 @@ def _kind(description: Mapping[str, Any]) -> Kind:
     return "wordpiece" if model == "WordPiece" else "other"
 
 
+def _is_byte_level(entries: Mapping[str, int]) -> bool:
+    """Special tokens and fillers may be among the entries of the file; they too are written in these letters."""
+    return not set().union(*entries) - BYTE_OF_LETTER.keys()
+
+
 def _byte_letters() -> dict[str, int]:
     """The letter that stands for each byte in a byte-level vocabulary: itself where printable, else from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -259,11 +270,12 @@ LETTER_OF_BYTE = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 
 
 def _token_bytes(name: str, kind: Kind) -> bytes:
-    if kind == "byte-bpe" and all(letter in BYTE_OF_LETTER for letter in name):
-        return bytes(BYTE_OF_LETTER[letter] for letter in name)
-    if kind == "wordpiece":
-        return name.removeprefix("##").encode()
-    return name.encode()
+    if kind == "byte-bpe":
+        return name.translate(_LETTER_TABLE).encode("latin-1")
+    return name.removeprefix("##").encode() if kind == "wordpiece" else name.encode()
+
+
+_LETTER_TABLE = {ord(letter): byte for letter, byte in BYTE_OF_LETTER.items()}
 
 
 def _trim_spaces(text: str, spans: np.ndarray) -> None:

@@ -27,7 +27,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from remask import artifacts
 from remask.errors import DataError
-from remask.tokenizer.bulk import ODD_SPACE, Blocks, pieces_of
+from remask.tokenizer.bulk import Blocks, has_odd_space, pieces_of
 from remask.tokenizer.codec import BYTE_OF_LETTER, LETTER_OF_BYTE, Tokenizer
 from remask.tokenizer.foreign import byte_bpe
 from remask.tokenizer.settings import NUM_BYTES, NUM_SPECIALS, TokenizerSettings
@@ -77,7 +77,7 @@ def _count_plain(pieces: Sequence[bytes]) -> Counter[bytes]:
     wherever it occurs, so each distinct piece is cut once."""
     chunks: Counter[str] = Counter()
     for line in map(bytes.decode, pieces):
-        if ODD_SPACE.search(line):
+        if has_odd_space(line):
             chunks[line] += 1
         else:
             first, *rest = line.split(" ")

@@ -20,7 +20,7 @@ from tokenizers import pre_tokenizers
 SPACE, LETTER, NUMBER, OTHER, MARK, BARE, BARE_MARK, INSIDE, UNKNOWN = range(9)
 # GPT-2's pattern knows letters, numbers and the rest, marks being the rest.
 _PATTERN_CLASS = np.array([SPACE, LETTER, NUMBER, OTHER, OTHER, LETTER, OTHER, INSIDE, UNKNOWN], np.uint8)
-_WHITE = frozenset("\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {
+WHITE = frozenset("\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {
     chr(c) for c in range(0x2000, 0x200B)
 }
 _BARE_RANGES = (
@@ -47,7 +47,7 @@ _CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 
 @lru_cache(maxsize=1 << 16)
 def character_class(character: str) -> int:
-    if character in _WHITE:
+    if character in WHITE:
         return SPACE
     category = unicodedata.category(character)[0]
     bare = any(low <= ord(character) <= high for low, high in _BARE_RANGES)
@@ -69,7 +69,7 @@ def _class_table() -> np.ndarray:
         part = table[low : high + 1]
         part[part == LETTER] = BARE
         part[part == MARK] = BARE_MARK
-    table[[ord(character) for character in _WHITE]] = SPACE
+    table[[ord(character) for character in WHITE]] = SPACE
     return table
 
 
