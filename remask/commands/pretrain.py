@@ -8,6 +8,7 @@ folder goes on where it stopped. Not here: how any part works.
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
 import platform
 import shutil
@@ -58,13 +59,17 @@ def main(
 ) -> dict[str, Any]:
     """Pretrain, or go on with it; the final held-out measures and where the model is."""
     prepared = _prepared(run)
-    first = int(os.environ.get("RANK", "0")) == 0
-    if dry_run or not first:
+    if dry_run or not _is_first():
         return _run(run, prepared, out, progress, allow_change, dry_run)
     with lock(out):  # before torch is imported: a second run in this folder is told so at once
         _claim(out)
         write_bytes(out / "run.yaml", to_yaml(run).encode())
         return _run(run, prepared, out, progress, allow_change, dry_run)
+
+
+def _is_first() -> bool:
+    """Of torchrun's processes, only the first writes and speaks."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _prepared(run: PretrainRun) -> Path:
@@ -98,15 +103,17 @@ def _run(
     artifact = open_artifact(prepared, "prepared")
     tokenizer = load_tokenizer(prepared / "tokenizer")
     with joined() as world:
-        batches = open_batches(
-            prepared,
-            run.data,
-            tokenizer,
-            seed=run.seed,
-            rank=world.rank,
-            world_size=world.size,
-            total_steps=run.train.steps,
-            index_folder=None if dry_run else out / "index",
+        batches = world.first_then_others(
+            lambda: open_batches(
+                prepared,
+                run.data,
+                tokenizer,
+                seed=run.seed,
+                rank=world.rank,
+                world_size=world.size,
+                total_steps=run.train.steps or 1,  # the loop tells the batches the number it has settled on
+                index_folder=None if dry_run else out / "index",
+            )
         )
         held = evaluation_batches(prepared, run.data, tokenizer)
         network = make_network(run, tokenizer, progress)
@@ -263,6 +270,8 @@ def command(
     common: Common,
 ) -> None:
     """Train an encoder on prepared data. The same command in the same folder goes on."""
+    if not _is_first():
+        common = dataclasses.replace(common, progress=Progress(stream=io.StringIO()))
     given: Mapping[str, Any] = {"minutes": minutes, "steps": steps}
     if any(value is not None for value in given.values()):
         # A budget on the command line stands alone: the run file's own would otherwise end the run earlier.
@@ -280,9 +289,10 @@ def command(
     result = main(built.run, out, progress=common.progress, allow_change=common.allow_change, dry_run=common.dry_run)
     if common.dry_run:
         common.result(result, "the run is sound; nothing was trained")
-        return
-    common.result(
-        result,
-        f"{out}: {result['step']:,} steps; held-out loss {result['loss']:.3f} nats, perplexity "
-        f"{result['perplexity']:.1f}, accuracy {result['accuracy']:.1%}, {result['bits_per_byte']:.3f} bits per byte",
-    )
+    elif _is_first():
+        common.result(
+            result,
+            f"{out}: {result['step']:,} steps; held-out loss {result['loss']:.3f} nats, "
+            f"perplexity {result['perplexity']:.1f}, accuracy {result['accuracy']:.1%}, "
+            f"{result['bits_per_byte']:.3f} bits per byte",
+        )

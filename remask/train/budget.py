@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from remask import signals
-from remask.errors import ConfigError
+from remask.errors import ConfigError, Stopped
 from remask.schema import BatchSource
 from remask.train.settings import TrainSettings
 from remask.train.step import forward_backward
@@ -86,13 +85,15 @@ def _seconds_per_step(run: Session, batches: BatchSource, at_most: float) -> flo
     cursor = batches.first_cursor()
     started = counted_from = time.monotonic()
     done = 0
-    while done < WARM_STEPS + 3 or time.monotonic() - started < at_most:
-        signals.check()
+    # Ranks have different clocks and must make the same number of steps.
+    while done < WARM_STEPS + 3 or run.world.any(time.monotonic() - started < at_most):
         if done == WARM_STEPS:
             counted_from = time.monotonic()
         micro_batches, cursor = batches.take(cursor)
         step = forward_backward(run, micro_batches)
-        if step is not None and math.isfinite(step.grad_norm):
+        if step is None:
+            raise Stopped("stopped before the first step; run the same command again")
+        if math.isfinite(step.grad_norm):
             run.optimizer.step(0.0)
         done += 1
     per_step = (time.monotonic() - counted_from) / (done - WARM_STEPS)

@@ -10,12 +10,15 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 TIMEOUT_SECONDS = 600
 BUCKET_ELEMENTS = 8 << 20  # 32 MB of fp32 in one message
@@ -62,6 +65,15 @@ class World:
     def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()
+
+    def first_then_others(self, work: Callable[[], T]) -> T:
+        """Rank 0 makes what it leaves on the disk, then the others find it there."""
+        if not self.is_first:
+            self.barrier()
+        result = work()
+        if self.is_first:
+            self.barrier()
+        return result
 
     def first_says(self, word: str) -> str:
         """What rank 0 found, on every rank."""
