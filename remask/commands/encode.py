@@ -2,12 +2,15 @@
 
 OUT is .safetensors: `ids` (all texts laid end to end, int32), `states` (tokens x width, fp32) and `offsets`
 (texts + 1, int64), so text i is ids[offsets[i]:offsets[i+1]]; with --pooled only `vectors` (texts x width). Or .jsonl:
-one object a line. Texts are read and answered in pieces; the file appears whole or not at all.
+one object a line. Texts are read, answered and written in pieces; the file appears whole or not at all.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
+import struct
+import tempfile
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -64,28 +67,25 @@ def main(run: EncodeRun, out: Path, progress: Progress) -> dict[str, Any]:
 
     texts = read_texts(run.file, run.column)
     model = load(run.model, device=run.device)
-    done, tokens = 0, 0
-    pieces: list[dict[str, Any]] = []
+    offsets = [0]
     with output_errors(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        aside = out.with_name(f".{out.name}.partial")
-        with aside.open("w", encoding="utf-8") as lines, progress.stage("encode", unit="texts") as stage:
-            while piece := list(islice(texts, PIECE)):
-                found = _encode(model, piece, run)
-                tokens += sum(len(ids) for ids in found["ids"])
-                if out.suffix == ".jsonl":
-                    lines.writelines(_json_lines(found))
-                else:
-                    pieces.append(found)
-                done += len(piece)
-                stage.update(done)
-                signals.check()
-        if not done:
-            raise DataError(f"{run.file}: has no texts")
-        if out.suffix != ".jsonl":
-            _write_arrays(aside, pieces, run.pooled)
-        aside.replace(out)
-    return {"texts": done, "tokens": tokens, "width": model.settings.hidden_size, "out": str(out)}
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
+            work = Path(name)
+            with progress.stage("encode", unit="texts") as stage:
+                while piece := list(islice(texts, PIECE)):
+                    found = _encode(model, piece, run)
+                    offsets += [offsets[-1] + len(ids) for ids in found["ids"]]
+                    _append(work, out.suffix, found)
+                    stage.update(len(offsets) - 1)
+                    signals.check()
+            if len(offsets) == 1:
+                raise DataError(f"{run.file}: has no texts")
+            whole = work / "lines"
+            if out.suffix == ".safetensors":
+                whole = _assemble(work, offsets, model.settings.hidden_size, run.pooled)
+            whole.replace(out)
+    return {"texts": len(offsets) - 1, "tokens": offsets[-1], "width": model.settings.hidden_size, "out": str(out)}
 
 
 def read_texts(path: Path, column: str) -> Iterator[str]:
@@ -108,35 +108,53 @@ def read_texts(path: Path, column: str) -> Iterator[str]:
                 raise DataError(f"{place}: {str(error)[:100]}") from error
 
 
-def _encode(model: Any, texts: list[str], run: EncodeRun) -> dict[str, Any]:
+def _encode(model: Any, texts: list[str], run: EncodeRun) -> dict[str, list[Any]]:
+    """ids, and vectors or states, of some texts."""
     if run.pooled:
         vectors = model.embed(texts, long_texts=run.long_texts)
-        return {"ids": [tokens.ids for tokens in model.tokenize(texts)], "vectors": vectors}
+        return {"ids": [tokens.ids for tokens in model.tokenize(texts)], "vectors": list(vectors)}
     encoded = model.encode(texts, long_texts=run.long_texts)
     return {"ids": [one.ids for one in encoded], "states": [one.states for one in encoded]}
 
 
-def _json_lines(found: dict[str, Any]) -> Iterator[str]:
-    if "vectors" in found:
-        for vector in found["vectors"].tolist():
-            yield json.dumps({"vector": vector}) + "\n"
+def _append(work: Path, ending: str, found: dict[str, list[Any]]) -> None:
+    """Some texts more: as lines, or as raw arrays that _assemble puts together."""
+    kind = "vectors" if "vectors" in found else "states"
+    if ending == ".jsonl":
+        with (work / "lines").open("a", encoding="utf-8") as file:
+            for ids, values in zip(found["ids"], found[kind], strict=True):
+                said = (
+                    {"vector": values.tolist()} if kind == "vectors" else {"ids": ids.tolist(), kind: values.tolist()}
+                )
+                file.write(json.dumps(said) + "\n")
         return
-    for ids, states in zip(found["ids"], found["states"], strict=True):
-        yield json.dumps({"ids": ids.tolist(), "states": states.tolist()}) + "\n"
+    for name in ("vectors",) if kind == "vectors" else ("ids", "states"):
+        with (work / name).open("ab") as file:
+            for values in found[name]:
+                file.write(values.tobytes())
 
 
-def _write_arrays(path: Path, pieces: list[dict[str, Any]], pooled: bool) -> None:
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    if pooled:
-        arrays = {"vectors": np.concatenate([piece["vectors"] for piece in pieces])}
-    else:
-        ids = [one for piece in pieces for one in piece["ids"]]
+def _assemble(work: Path, offsets: list[int], width: int, pooled: bool) -> Path:
+    """The raw arrays as one safetensors file, without having them in memory."""
+    (work / "offsets").write_bytes(struct.pack(f"<{len(offsets)}q", *offsets))
+    arrays: dict[str, tuple[str, list[int]]] = {"vectors": ("F32", [len(offsets) - 1, width])}
+    if not pooled:
         arrays = {
-            "ids": np.concatenate(ids).astype(np.int32),
-            "states": np.concatenate([one for piece in pieces for one in piece["states"]]),
-            "offsets": np.cumsum([0, *(len(one) for one in ids)]).astype(np.int64),
+            "offsets": ("I64", [len(offsets)]),
+            "ids": ("I32", [offsets[-1]]),
+            "states": ("F32", [offsets[-1], width]),
         }
-    save_file(arrays, path)
-    path.chmod(0o644)  # the library makes it private
+    header: dict[str, Any] = {}
+    end = 0
+    for name, (dtype, shape) in arrays.items():
+        size = (work / name).stat().st_size
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with (work / "whole").open("wb") as whole:
+        whole.write(struct.pack("<Q", len(text)) + text)
+        for name in arrays:
+            with (work / name).open("rb") as part:
+                shutil.copyfileobj(part, whole)
+    return work / "whole"
