@@ -12,7 +12,7 @@ import shutil
 import struct
 import tempfile
 from collections.abc import Iterator
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,7 +75,7 @@ def main(run: EncodeRun, out: Path, progress: Progress) -> dict[str, Any]:
             with progress.stage("encode", unit="texts") as stage:
                 while piece := list(islice(texts, PIECE)):
                     found = _encode(model, piece, run)
-                    offsets += [offsets[-1] + len(ids) for ids in found["ids"]]
+                    offsets += accumulate(map(len, found["ids"][1:]), initial=offsets[-1] + len(found["ids"][0]))
                     _append(work, out.suffix, found)
                     stage.update(len(offsets) - 1)
                     signals.check()
