@@ -18,6 +18,7 @@ from tokenizers import pre_tokenizers
 
 # Classes of characters. OTHER is punctuation and symbols; BARE are letters of scripts without spaces.
 SPACE, LETTER, NUMBER, OTHER, MARK, BARE, BARE_MARK, INSIDE, UNKNOWN = range(9)
+_LEADING, _APOSTROPHE, _LONE_SPACE = 1 << 8, 1 << 9, 1 << 10  # flags of a token
 # GPT-2's pattern knows letters, numbers and the rest, marks being the rest.
 _PATTERN_CLASS = np.array([SPACE, LETTER, NUMBER, OTHER, OTHER, LETTER, OTHER, INSIDE, UNKNOWN], np.uint8)
 WHITE = frozenset("\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {
@@ -132,25 +133,23 @@ class TokenStarts:
     a character apart, and apostrophes, are looked up in the text."""
 
     def __init__(self, token_bytes: list[bytes]) -> None:
-        size = len(token_bytes)
-        self._first = np.full(size, OTHER, np.uint8)  # class of the first character after one leading space
-        self._last = np.full(size, OTHER, np.uint8)
-        self._leading = np.zeros(size, bool)  # a space, then something else
-        self._lone_space = np.array([data == b" " for data in token_bytes])
-        self._apostrophe = np.array([data[:1] == b"'" for data in token_bytes])
+        # One number an id: first class, last class, and flags. One look-up per token is what this costs.
+        self._facts = np.full(len(token_bytes), OTHER | OTHER << 4, np.uint16)
         for token, data in enumerate(token_bytes):
-            if not data:
-                continue
-            self._leading[token] = len(data) > 1 and data[:1] == b" " and data[1:2] != b" "
-            self._first[token], self._last[token] = _edge_classes(data[1:] if self._leading[token] else data)
+            if data:
+                leading = len(data) > 1 and data[:1] == b" " and data[1:2] != b" "
+                first, last = _edge_classes(data[1:] if leading else data)
+                flags = _LEADING * leading | _APOSTROPHE * (data[:1] == b"'") | _LONE_SPACE * (data == b" ")
+                self._facts[token] = first | last << 4 | flags
 
     def find(
         self, ids: np.ndarray, begins: np.ndarray, text: np.ndarray, line_starts: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Bools per token: pre-token starts, word starts. `begins` is each token's first byte in `text` (uint8),
         `line_starts` the index of each first token of what was encoded by itself."""
-        first, last = self._first[ids], self._last[ids]
-        leading, apostrophe = self._leading[ids], self._apostrophe[ids]
+        facts = self._facts[ids]
+        first, last = (facts & 15).astype(np.uint8), (facts >> 4 & 15).astype(np.uint8)
+        leading, lone = (facts & _LEADING) != 0, (facts & _LONE_SPACE) != 0
         _look_up(first, last, leading, begins, text)
         previous = np.empty_like(last)
         previous[0:1] = SPACE
@@ -161,9 +160,10 @@ class TokenStarts:
         pre &= first != INSIDE
         pre[line_starts] = True
         after_lone = np.zeros(len(ids), bool)  # there the space belongs to the apostrophe's own pre-token
-        after_lone[1:] = self._lone_space[ids[:-1]]
+        after_lone[1:] = lone[:-1]
         after_lone[line_starts] = False
-        contraction = _contractions(apostrophe & pre & ~after_lone, begins, text, line_starts, pre)
+        apostrophe = ((facts & _APOSTROPHE) != 0) & pre & ~after_lone
+        contraction = _contractions(apostrophe, begins, text, line_starts, pre)
         stretch = leading | white | (previous == SPACE) | (first == BARE)
         stretch |= ((previous == BARE) | (previous == BARE_MARK)) & (first != BARE_MARK)
         stretch &= first != INSIDE
@@ -171,7 +171,7 @@ class TokenStarts:
         stretch &= ~(white & (previous == SPACE))
         stretch[line_starts] = True
         starts = self._words(pre | stretch, stretch, (first == OTHER) & ~contraction, white)
-        self._join_lone_spaces(ids, white | leading, line_starts, pre, starts)
+        _join_lone_spaces(lone, white | leading, line_starts, pre, starts)
         return pre, starts
 
     @staticmethod
@@ -187,19 +187,19 @@ class TokenStarts:
         starts[places] = begins | ((after_leading | trailing) & ~white[places])
         return starts
 
-    def _join_lone_spaces(
-        self, ids: np.ndarray, spaced: np.ndarray, line_starts: np.ndarray, pre: np.ndarray, starts: np.ndarray
-    ) -> None:
-        """Where the space before a word is a token of its own, the word and its pre-token start with it."""
-        lone = np.flatnonzero(self._lone_space[ids])
-        lone = lone[lone + 1 < len(ids)]
-        if len(lone) == 0:
-            return
-        is_line_start = np.zeros(len(ids) + 1, bool)
-        is_line_start[line_starts] = True
-        lone = lone[~spaced[lone + 1] & ~is_line_start[lone + 1]]
-        pre[lone] = starts[lone] = True
-        pre[lone + 1] = starts[lone + 1] = False
+
+def _join_lone_spaces(
+    lone: np.ndarray, spaced: np.ndarray, line_starts: np.ndarray, pre: np.ndarray, starts: np.ndarray
+) -> None:
+    """Where the space before a word is a token of its own, the word and its pre-token start with it."""
+    places = np.flatnonzero(lone[:-1])
+    if len(places) == 0:
+        return
+    is_line_start = np.zeros(len(lone), bool)
+    is_line_start[line_starts] = True
+    places = places[~spaced[places + 1] & ~is_line_start[places + 1]]
+    pre[places] = starts[places] = True
+    pre[places + 1] = starts[places + 1] = False
 
 
 def _edge_classes(data: bytes) -> tuple[int, int]:
