@@ -52,7 +52,7 @@ class QuickstartRun(Config):
     steps: int | None = setting(None, "pretrain for so many steps instead", ge=1)
     vocab_size: int = setting(8192, "entries of the vocabulary", ge=300)
     max_corpus_bytes: int = setting(16_000_000, "a larger corpus is sampled: more is not read in minutes", ge=1000)
-    max_document_bytes: int = setting(20_000, "longer texts are cut, so that a few books can be held out in part", ge=100)
+    max_document_bytes: int = setting(20_000, "longer texts are cut, so that a book can be held out in part", ge=100)
     heldout_fraction: float = setting(0.05, "share of the documents that is never trained on", gt=0, lt=1)
     seeds: int = setting(3, "fine-tuning runs from each start", ge=1)
     task_passages: int = setting(2000, "passages to fine-tune and test on, most", ge=40)
@@ -80,7 +80,7 @@ class _Clock:
 
 
 @click.command()
-@click.argument("corpus", nargs=-1)
+@click.argument("corpus", nargs=-1, metavar="[RUN.yaml | CORPUS…]")
 @click.option("--minutes", type=float, help="How long to pretrain [default: 5].")
 @click.option("--preset", help="Network and recipe, a name of runs/bases; roberta_tiny is the paper's own form.")
 @click.option("--out", type=click.Path(path_type=Path), default=Path("remask-out/quickstart"), show_default=True)
@@ -89,8 +89,9 @@ def command(corpus: tuple[str, ...], minutes: float | None, preset: str | None, 
     """From CORPUS (files, folders or globs; none: the documentation of the Python libraries on this machine) to a
     pretrained, fine-tuned, exported model with a report. Ctrl-C stops it; the same command goes on.
     """
-    options = {"corpus": list(corpus) or None, "minutes": minutes, "preset": preset}
-    run = common.build(QuickstartRun, None, **options).run
+    file = Path(corpus[0]) if len(corpus) == 1 and corpus[0].endswith((".yaml", ".yml")) else None
+    texts = None if file or not corpus else list(corpus)
+    run = common.build(QuickstartRun, file, corpus=texts, minutes=minutes, preset=preset).run
     pretrain_run(run, out)  # a preset that does not exist is known before anything is done
     if common.dry_run:
         return

@@ -13,13 +13,17 @@ from remask.config import Config, Switch, switches
 
 # verb -> the run model whose switches it reads, by name so that nothing is imported before it is asked for.
 RUN_MODELS = {
+    "quickstart": "remask.commands.quickstart:QuickstartRun",
     "prepare": "remask.commands.prepare:PrepareRun",
+    "inspect": "remask.commands.inspect:InspectRun",
     "pretrain": "remask.commands.pretrain:PretrainRun",
     "finetune": "remask.commands.finetune:FinetuneRun",
-    "import": "remask.commands.import:ImportRun",
-    "export": "remask.commands.export:ExportRun",
+    "evaluate": "remask.commands.evaluate:EvaluateRun",
+    "predict": "remask.commands.predict:PredictRun",
     "fill-mask": "remask.commands.fill_mask:FillMaskRun",
     "encode": "remask.commands.encode:EncodeRun",
+    "import": "remask.commands.import:ImportRun",
+    "export": "remask.commands.export:ExportRun",
     "describe": "remask.commands.describe:DescribeRun",
 }
 

@@ -1,0 +1,175 @@
+"""Every switch does something: math and data switches change the result, speed switches leave it as it is.
+
+Switches of model/ and data/ are turned in tests/unit/model/test_switches.py and tests/unit/data/test_batches.py, where
+outputs and batches are at hand; here those of the whole pretraining and preparing runs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.commands import prepare, pretrain
+from remask.config import Switch, build_run, switches
+from remask.progress import Progress
+
+TINY: dict[str, Any] = {
+    "model.num_layers": 2,
+    "model.hidden_size": 16,
+    "model.num_heads": 2,
+    "model.ffn_size": 32,
+    "model.max_length": 32,
+    "data.length": 32,
+    "data.batch.num_rows": 4,
+    "data.evaluation.num_rows": 4,
+    "train.steps": 4,
+    "train.warmup": 0.5,
+    "train.learning_rate": 0.01,
+    "train.eval_every": 0,
+    "train.save_every": 0,
+    "train.precision": "fp32",
+}
+# What must be set for a switch to have something to act on.
+NEEDS: dict[str, dict[str, Any]] = {
+    "train.decay": {"train.schedule": "stable", "train.steps": 10},
+    "objective.sentence_weight": {"data.format": "segment-pair", "data.sentence_loss": "nsp"},
+    "objective.causal_weight": {"objective.causal_share": 0.5},
+    "objective.causal_share": {"objective.causal_share": 0.0},
+}
+# Only runs of hundreds of steps, or another machine, show these: their own tests turn them.
+ELSEWHERE = {
+    "train.spike_sigmas": "tests/faults: a spike needs a history of losses",
+    "train.precision": "tests/unit/train: formats depend on the machine",
+    "train.compile": "tests/unit/train: needs a compiler and most of a minute",
+}
+
+
+def result_of(settings: dict[str, Any], prepared: Path, out: Path) -> dict[str, Any]:
+    """The weights after a few steps, by name."""
+    from safetensors.numpy import load_file
+
+    run = build_run(pretrain.PretrainRun, options={**TINY, **settings, "prepared": str(prepared)}).run
+    made = pretrain.main(run, out, progress=Progress(quiet=True))
+    return load_file(Path(made["checkpoint"]) / "model.safetensors")
+
+
+def parts(prefix: str, model: type) -> list[Switch]:
+    return [one for one in switches(model) if one.key.startswith(prefix) and one.key not in ELSEWHERE]
+
+
+TURNED = [*parts("train.", pretrain.PretrainRun), *parts("objective.", pretrain.PretrainRun)]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("one", TURNED, ids=lambda one: one.key)
+def test_every_switch_of_training_is_live(one: Switch, tiny_prepared: Path, tmp_path: Path) -> None:
+    import numpy as np
+
+    needs = NEEDS.get(one.key, {})
+    before = result_of(needs, tiny_prepared, tmp_path / "before")
+    default = {**TINY, **needs}.get(one.key, one.default)
+    for number, value in enumerate(value for value in one.values if value != default):
+        after = result_of({**needs, one.key: value}, tiny_prepared, tmp_path / str(number))
+        same = before.keys() == after.keys() and all(np.allclose(before[k], after[k], atol=1e-5) for k in before)
+        assert same == (one.effect == "speed"), f"{one.key} = {value!r}"
+
+
+# ---------------------------------------------------------------------------------------------------- prepare
+
+
+PROSE = """The harbour lay quiet under the first light, and the old men who mended nets had not yet come down.
+A woman in a grey coat walked along the wall, counting the boats as she had done every morning for thirty years.
+She knew that one of them would be missing, because the wind had turned in the night and nobody had slept.
+When the bell of the church struck six she sat down on the steps and began to write a letter to her brother.
+It was a long letter, with many questions, and she did not believe that he would ever find the time to answer it."""
+
+
+def corpus(folder: Path) -> Path:
+    """Text in which every switch of preparing finds something to do."""
+    folder.mkdir()
+    story = "Once there was a king who had three sons and a garden. Dr. Bird sang z. B. in the tree.\nHe left.\n"
+    letters = "abcdefghij"
+    lines = [
+        f"Line {i} of {letters[i % 10]}: the cat number {i * 7 % 13} walks under tree {i * 3 % 11}." for i in range(60)
+    ]
+    pieces = {
+        "plain.txt": story + "\nSecond document here, with  two  spaces and a tail.   \nIt goes\ton.\n",
+        "symbols.txt": "{}[]()<>#@!$%^&*_+-=~|;:.,?/ a b c " * 3,
+        "some_symbols.txt": "(one) [two], three; four: five. (six) [seven], eight; nine: ten, (eleven), (twelve).",
+        "repeated.txt": "\n\n".join(PROSE.split("\n") * 3),
+        "a_third.txt": "\n\n".join([*lines[:20], *lines[:10]]),
+        "english.txt": PROSE,
+        "looping.txt": "na na na na na na na na na na na na na na na na na na na na na na na na " * 20,
+        "german.txt": "Der König ging am Abend in den Wald und sah dort einen alten Bären. Er war z. B. sehr müde. "
+        * 2,
+        "unicode.txt": "Cafe\u0301 ﬁnd \u0007 bell and \ufeff mark, x\u00b2 squared. Ein Satz.",
+        "wrapped.txt": "\n".join(" ".join(line for line in lines[i : i + 1]) for i in range(30)),
+        "near.txt": "\n".join(lines[:40]),
+        "nearly.txt": "\n".join([*lines[:34], *lines[50:56]]),
+        "copy.txt": story + "\nSecond document here, with  two  spaces and a tail.   \nIt goes\ton.\n",
+        "long.txt": "\n".join(lines) * 3,
+    }
+    for name, text in pieces.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    (folder / "bytes.txt").write_bytes(b"Here is a \xff\xfe bad byte in a text of some length. And more.")
+    article = f"<h1>A heading</h1><p>{story}</p><table><tr><td>1</td><td>cell</td></tr></table><p>{lines[3] * 8}</p>"
+    around = "<nav><a href='/'>Home</a> <a href='/x'>About us</a></nav>{}<footer>Imprint 2020</footer>"
+    page = f"<html><head><title>T</title></head><body>{around.format(article)}</body></html>"
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    return folder
+
+
+PREPARE: dict[str, Any] = {
+    "tokenizer.vocab_size": 400,
+    "text.heldout_fraction": 0.1,
+    "text.reading.layout": "file",
+    "workers": 1,
+}
+PREPARE_NEEDS: dict[str, dict[str, Any]] = {
+    "tokenizer.lowercase": {"tokenizer.kind": "wordpiece", "tokenizer.vocab_size": 200},
+    "text.language.min_prob": {"text.language.keep": ["en"]},
+    "text.dedup.exact": {"text.dedup.near": "off"},
+    "text.cleaning.max_repeated_lines": {"text.dedup.near": "off"},
+    "text.cleaning.whitespace": {"tokenizer.newlines": "token"},
+    "text.reading.long_documents": {"text.reading.max_document_bytes": 2000},
+}
+PREPARE_TOGETHER: dict[tuple[str, str], dict[str, Any]] = {
+    ("tokenizer.kind", "wordpiece"): {"tokenizer.vocab_size": 200},
+    ("text.sentences.newline", "space"): {"tokenizer.newlines": "space"},
+}
+
+
+def shards_of(settings: dict[str, Any], texts: Path, out: Path) -> Any:
+    options = {**PREPARE, **settings, "text.sources": [{"name": "c", "paths": [str(texts)], "layout": None}]}
+    prepare.main(build_run(prepare.PrepareRun, options=options).run, out, progress=Progress(quiet=True))
+    files = json.loads((out / "manifest.json").read_text())["files"]
+    return {name: facts["sha256"] for name, facts in files.items() if name != "drops.jsonl"}
+
+
+PREPARE_SWITCHES = list(switches(prepare.PrepareRun))
+
+
+@pytest.mark.parametrize("one", PREPARE_SWITCHES, ids=lambda one: one.key)
+def test_every_switch_of_preparing_is_live(one: Switch, tmp_path: Path) -> None:
+    texts = corpus(tmp_path / "texts")
+    needs = PREPARE_NEEDS.get(one.key, {})
+    before = shards_of(needs, texts, tmp_path / "before")
+    default = {**PREPARE, **needs}.get(one.key, one.default)
+    turned = [value for value in one.values if value != default]
+    changed = {}
+    for number, value in enumerate(turned):
+        together = PREPARE_TOGETHER.get((one.key, str(value)), {})
+        changed[str(value)] = shards_of({**needs, **together, one.key: value}, texts, tmp_path / str(number)) != before
+    if one.effect == "speed":
+        assert not any(changed.values()), changed
+    else:
+        assert changed
+        assert any(changed.values()), changed
+        assert all(changed.values()) or one.key in PARTLY, changed
+
+
+# Sample values that this small text cannot tell from the default; another value of the same switch does act on it.
+PARTLY = {"text.reading.layout"}
