@@ -74,11 +74,12 @@ class Frame:
 
 
 def frame_for(tokenizer: Any, settings: RowSettings, *, model_length: int, num_segments: int) -> Frame:
-    """The frame for a tokenizer and a model: WordPiece vocabularies come with BERT's single separator."""
+    """The frame for a tokenizer and a model: vocabularies with a [CLS] (BERT's, ALBERT's, ModernBERT's) come with
+    BERT's single separator."""
     length = min(settings.max_length, model_length)
     if length < 8:
         raise ConfigError(f"rows of {length} tokens hold no text; raise the model's length or task.max_length")
-    bert = tokenizer.kind == "wordpiece"
+    bert = tokenizer.special_names["bos"] == "[CLS]"
     return Frame(tokenizer.bos_id, tokenizer.eos_id, not bert, bert and num_segments > 1, length)
 
 

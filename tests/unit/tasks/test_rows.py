@@ -21,6 +21,10 @@ class Words:
     bos_id: int = 0
     eos_id: int = 2
 
+    @property
+    def special_names(self) -> dict[str, str]:
+        return {"bos": "[CLS]" if self.kind == "wordpiece" else "<s>"}
+
     def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
         return [np.array([100 + ord(c) for c in text if c != " "], np.int32) for text in texts]
 
