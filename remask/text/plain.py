@@ -21,6 +21,7 @@ _NEWLINE = rb"(?>\r\n|\r|\n)"
 BLANK_LINE = re.compile(_NEWLINE + rb"(?:[ \t\x0b\x0c]*" + _NEWLINE + rb")+")
 LINE_END = re.compile(_NEWLINE)
 _BLANK_ONLY = re.compile(rb"(?:[ \t\x0b\x0c]*" + _NEWLINE + rb")*")
+_SPACE = b" \t\x0b\x0c\r\n"
 _SEPARATORS = {"blank": BLANK_LINE, "line": LINE_END, "file": None}
 _SAMPLE_BYTES = 1 << 20
 _TAIL_BYTES = 4096
@@ -72,7 +73,7 @@ def split_records(
         except Damaged as error:
             block, damage = None, error
         # What was searched is not searched again, but for the space at its end, where a blank line may begin.
-        searched = len(buffer.rstrip(b" \t\x0b\x0c\r\n"))
+        searched = len(buffer.rstrip(_SPACE))
         buffer += block or b""
         position = 0
         for match in separator.finditer(buffer, searched) if separator else ():
@@ -86,7 +87,8 @@ def split_records(
             position = blank.end()
         offset += position
         buffer = buffer[position:]
-        while len(buffer) > limit:
+        # Space at the end may be the beginning of a separator: it is not what makes a record too long.
+        while len(buffer) > limit and (len(buffer) > 2 * limit or len(buffer.rstrip(_SPACE)) > limit):
             if dropping:
                 if not skipping:
                     yield offset, None
@@ -114,6 +116,9 @@ def _whole(
     data: bytes, offset: int, limit: int, dropping: bool, changed: Counter[str], in_pieces: bool
 ) -> Iterator[tuple[int, bytes | None]]:
     """A finished record, cut or dropped if it is too long after all."""
+    if not in_pieces and (blank := _BLANK_ONLY.match(data)):
+        offset += blank.end()
+        data = data[blank.end() :]
     if not data or data.isspace():
         return
     if len(data) > limit and dropping:

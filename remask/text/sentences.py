@@ -8,7 +8,6 @@ once, and a quotation mark left open in one paragraph does not confuse the next.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import accumulate
 
 import numpy as np
@@ -17,6 +16,7 @@ import sentencex
 from remask.text.settings import SentenceSettings
 
 _SPACE = re.compile(r"\s*")
+_STOP_BEFORE_DIGIT = re.compile(r"(?<=。)(?=\d)")
 
 
 def sentence_starts(text: str, settings: SentenceSettings) -> np.ndarray:
@@ -26,8 +26,7 @@ def sentence_starts(text: str, settings: SentenceSettings) -> np.ndarray:
     offset = 0
     for part in parts:
         if part and not part.isspace():
-            found = _starts_in(part, settings.language) if settings.splitter == "sentencex" else (0,)
-            for start in found:
+            for start in _starts_in(part, settings.language) if settings.splitter == "sentencex" else [0]:
                 if part[start : start + 1].isspace():
                     start = _SPACE.match(part, start).end()  # pyrefly: ignore[missing-attribute]
                 if start < len(part):
@@ -36,13 +35,13 @@ def sentence_starts(text: str, settings: SentenceSettings) -> np.ndarray:
     return np.unique(np.array(starts, np.int64))
 
 
-def _starts_in(line: str, language: str) -> Iterator[int] | list[int]:
+def _starts_in(line: str, language: str) -> list[int]:
     pieces: list[str] = sentencex.segment(language, line)  # pyrefly: ignore[missing-attribute]
-    if len(pieces) <= 1:
-        return [0]
+    # It takes an ideographic full stop before a digit for a decimal point; a year often starts a sentence there.
+    missed = [match.start() for match in _STOP_BEFORE_DIGIT.finditer(line)] if "。" in line else []
     ends = list(accumulate(map(len, pieces)))
-    if ends[-1] == len(line):
-        return [0, *ends[:-1]]
+    if len(pieces) <= 1 or ends[-1] == len(line):
+        return [0, *ends[:-1], *missed]
     # It leaves some separators out of its pieces; then only the slower call says where they stand.
     found = sentencex.get_sentence_boundaries(language, line)  # pyrefly: ignore[missing-attribute]
-    return [0, *(piece["start_index"] for piece in found)]
+    return [0, *(piece["start_index"] for piece in found), *missed]
