@@ -1,0 +1,62 @@
+"""What a run is told before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from remask.train.preflight import Facts, lines, paper_rate, warnings
+from remask.train.settings import TrainSettings
+
+FACTS = Facts(
+    parameters=10_000_000,
+    trainable=10_000_000,
+    hidden_size=384,
+    num_layers=6,
+    post_norm=True,
+    tokens_per_step=4096,
+    rows_per_step=32,
+    micro_tokens=4096,
+    steps_per_epoch=1000,
+    num_steps=5000,
+    checkpoint_bytes=120_000_000,
+    free_bytes=10**12,
+    flops_per_second=1e11,
+)
+
+
+def test_the_paper_s_rule() -> None:
+    assert paper_rate(256 * 512) == pytest.approx(1e-4)
+    assert paper_rate(2048 * 512) == pytest.approx(7e-4)
+    assert paper_rate(8192 * 512) == pytest.approx(1e-3)
+    assert 1e-4 < paper_rate(512 * 512) < 7e-4
+    assert paper_rate(32 * 128) < 1e-4 < 1e-3 < paper_rate(32_768 * 512)
+
+
+def test_the_lines_say_size_data_rate_memory_disk_and_time() -> None:
+    text = "\n".join(lines(FACTS, TrainSettings(learning_rate=5e-4)))
+    for words in (
+        "10.0M parameters",
+        "5.00 passes",
+        "20.5M tokens",
+        "0.0005",
+        "GB of memory",
+        "0.36 GB of disk",
+        "takes",
+    ):
+        assert words in text, words
+    text = "\n".join(lines(replace(FACTS, num_steps=None, trainable=2_000_000), TrainSettings(minutes=30)))
+    assert "30 minutes" in text
+    assert "2.0M of them learn" in text
+
+
+def test_warnings_where_settings_are_known_to_go_wrong() -> None:
+    good = TrainSettings(learning_rate=5e-4, warmup=0.06)
+    assert warnings(FACTS, good) == []
+    assert "word frequencies" in warnings(FACTS, TrainSettings(learning_rate=2e-3))[0]
+    assert warnings(replace(FACTS, post_norm=False), TrainSettings(learning_rate=2e-3)) == []
+    assert "without a warmup" in warnings(FACTS, TrainSettings(learning_rate=5e-4, warmup=0.0))[0]
+    assert "read 100 times" in warnings(replace(FACTS, num_steps=100_000), good)[0]
+    assert "does not end" in warnings(FACTS, TrainSettings(learning_rate=5e-4, warmup=6000.0))[0]
+    assert "of disk are free" in warnings(replace(FACTS, free_bytes=10**6), good)[0]
