@@ -40,6 +40,7 @@ class EvaluateRun(Config):
     tasks: tuple[str, ...] = setting((), "glue (all of it), glue:NAME, ner, squad1, squad2, race, blimp")
     data: str = setting("", "folder with the tasks' files (or with folders named as the tasks')")
     max_train: int | None = setting(None, "train on so many examples a task at most", ge=1)
+    max_dev: int | None = setting(None, "score on so many dev examples a task at most", ge=1)
     max_pairs: int | None = setting(None, "BLiMP: so many pairs of each paradigm", ge=1)
     epochs: float | None = setting(None, "passes of fine-tuning; null: the recipe's", gt=0)
     precision: str = setting("auto", "of fine-tuning: auto, fp32, bf16 or fp16")
@@ -96,13 +97,14 @@ def _one_task(run: EvaluateRun, task: str, loaded: Loaded, out: Path | None, pro
     folder = _folder(run.data, task)
     own = _own_head(loaded, task)
     if own is not None:
-        return _score_only(own, task, folder)
+        return _score_only(run, own, task, folder)
     if out is None:
         raise UsageError(f"{run.model} has no head for {task}, so it is fine-tuned first: say where with --out DIR")
     recipe = [f"{key}={value}" for key, value in TASKS[task]["recipe"].items()]
     options = {
         "task": task, "init": run.model, "data": str(folder), "seed": run.seed, "seeds": run.seeds,
-        "max_train": run.max_train, "train.epochs": run.epochs, "train.precision": run.precision,
+        "max_train": run.max_train, "max_dev": run.max_dev, "train.epochs": run.epochs,
+        "train.precision": run.precision,
     }  # fmt: skip
     values = finetuning.main(
         build_run(finetuning.FinetuneRun, None, recipe, options).run, out / task.replace(":", "-"), progress=progress
@@ -129,12 +131,12 @@ def _own_head(loaded: Loaded, task: str) -> TaskModel | None:
     return model if model.task == task else None
 
 
-def _score_only(model: TaskModel, task: str, folder: Path) -> dict[str, Any]:
+def _score_only(run: EvaluateRun, model: TaskModel, task: str, folder: Path) -> dict[str, Any]:
     from remask.tasks.rows import frame_for
     from remask.tokenizer import load_tokenizer
 
     loaded = model.loaded
-    problem = problems.open_problem(task, model.table, train=None, dev=None, folder=folder)
+    problem = problems.open_problem(task, model.table, train=None, dev=None, folder=folder, max_dev=run.max_dev)
     problems.check_same_labels(problem, model.labels)
     assert loaded.tokenizer_folder is not None
     tokenizer = load_tokenizer(loaded.tokenizer_folder)
@@ -200,6 +202,7 @@ def render(values: Mapping[str, Any]) -> str:
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for fine-tuned models and results.json.")
 @click.option("--seeds", type=int, help="Fine-tuning runs a task; the result is their median.")
 @click.option("--max-train", type=int, help="Train on so many examples a task at most.")
+@click.option("--max-dev", type=int, help="Score on so many examples a task at most.")
 @click.option("--max-pairs", type=int, help="BLiMP: so many pairs of each paradigm.")
 @click.option("--epochs", type=float, help="Passes of fine-tuning.")
 @common_options

@@ -71,6 +71,7 @@ class FinetuneRun(Config):
     dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
     data: str | None = setting(None, "folder of a named task's files")
     max_train: int | None = setting(None, "train on so many examples at most", ge=1)
+    max_dev: int | None = setting(None, "score on so many dev examples at most", ge=1)
     table: TableSettings = setting(TableSettings(), "columns of the user's own table")
     rows: RowSettings = setting(RowSettings(), "texts -> rows")
     batch: TaskBatchSettings = setting(TaskBatchSettings(), "rows -> batches")
@@ -163,7 +164,7 @@ def prepare(run: FinetuneRun, progress: Progress) -> Setup:
     table = run.table
     problem = problems.open_problem(
         run.task, table, train=run.path(run.train_file), dev=run.path(run.dev_file), folder=run.path(run.data),
-        max_train=run.max_train,
+        max_train=run.max_train, max_dev=run.max_dev,
     )  # fmt: skip
     loaded = open_model(Path(run.init))
     if loaded.tokenizer_folder is None:
@@ -423,6 +424,7 @@ def render(values: Mapping[str, Any]) -> str:
 @click.option("--seeds", type=int, help="How many runs; the result is their median and spread.")
 @click.option("--epochs", type=float, help="Passes over the training data.")
 @click.option("--max-train", type=int, help="Train on so many examples at most.")
+@click.option("--max-dev", type=int, help="Score on so many examples at most.")
 @common_options
 def command(
     common: Common, file: Path | None, out: Path, text: str | None, text2: str | None, label: str | None,

@@ -17,7 +17,7 @@ import numpy as np
 
 from remask.errors import ConfigError, DataError, MissingInputError
 from remask.schema import IGNORE
-from remask.tasks.entities import Scheme, schemes, split_tag, to_iob2
+from remask.tasks.entities import bioes_fault, is_bioes, split_tag, to_iob2
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import TableSettings
 from remask.tasks.tables import read_cells, read_lines
@@ -45,8 +45,12 @@ def read_sentences(path: Path, settings: TableSettings, *, labelled: bool = True
         raise DataError(f"{path}: no sentences")
     if not labelled:
         return found
-    scheme = _scheme(path, found)
-    return [replace(s, tags=tuple(to_iob2(s.tags or (), scheme))) for s in found]
+    bioes = is_bioes(s.tags or () for s in found)
+    for sentence in found if bioes else ():
+        if (fault := bioes_fault(sentence.tags or ())) is not None:
+            word = sentence.words[fault]
+            raise DataError(f"{sentence.place}: tags with S- and E- are BIOES, but that is broken at {word!r}")
+    return [replace(s, tags=tuple(to_iob2(s.tags or (), bioes=bioes))) for s in found]
 
 
 def _from_columns(path: Path, labelled: bool) -> Iterator[Sentence]:
@@ -97,18 +101,6 @@ def _from_table(path: Path, settings: TableSettings, labelled: bool) -> Iterator
 def _check_tag(tag: str, place: str) -> None:
     if split_tag(tag) is None:
         raise DataError(f"{place}: {tag!r} is no tag; tags are O, or B-, I-, E- or S- and a type")
-
-
-def _scheme(path: Path, sentences: Sequence[Sentence]) -> Scheme:
-    """The file's scheme. Where several fit they mean the same entities, except that BIOES closes at E- and S-."""
-    fits = schemes(s.tags or () for s in sentences)
-    for scheme in ("IOB2", "IOB1", "BIOES"):
-        if scheme in fits:
-            return scheme
-    for end, sentence in enumerate(sentences, 1):
-        if not schemes(s.tags or () for s in sentences[:end]):
-            raise DataError(f"{sentence.place}: tags fit none of IOB1, IOB2 and BIOES together with those before")
-    raise AssertionError("schemes disagrees with itself")
 
 
 def tag_names(sentences: Sequence[Sentence], path: Path) -> tuple[str, ...]:

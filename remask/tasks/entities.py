@@ -8,13 +8,12 @@ an entity, as in conlleval. Not here: files and tokens (conll.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from remask.tasks import metrics
 
-Scheme = Literal["IOB1", "IOB2", "BIOES"]
 _AS_BIOES = {"S": "S", "U": "S", "E": "E", "L": "E", "B": "B", "I": "I", "M": "I"}
 
 
@@ -26,41 +25,28 @@ def split_tag(tag: str) -> tuple[str, str] | None:
     return (_AS_BIOES[prefix], kind) if dash and kind and prefix in _AS_BIOES else None
 
 
-def schemes(sequences: Iterable[Sequence[str]]) -> set[Scheme]:
-    """The schemes that all these sequences fit. Several fit where nothing tells them apart; none: they are mixed."""
-    left: set[Scheme] = {"IOB1", "IOB2", "BIOES"}
-    for tags in sequences:
-        pairs = [split_tag(tag) or ("O", "") for tag in tags]
-        before = ("O", "")
-        for here in pairs:
-            left -= _excluded(before, here)
-            before = here
-        left -= _excluded(before, ("O", ""))
-    return left
+def is_bioes(sequences: Iterable[Sequence[str]]) -> bool:
+    """Whether S- or E- occurs. Without them IOB1 and IOB2 need not be told apart: the same reading fits both, and
+    real files mix them (CoNLL-2003's training file does, twice)."""
+    return any((split_tag(tag) or ("O", ""))[0] in "SE" for tags in sequences for tag in tags)
 
 
-def _excluded(before: tuple[str, str], here: tuple[str, str]) -> set[Scheme]:
-    """Schemes in which these two tags cannot follow each other."""
-    out: set[Scheme] = set()
-    if here[0] in "SE" or before[0] in "SE":
-        out.update(("IOB1", "IOB2"))
-    inside = before[0] in "BI" and before[1] == here[1]
-    if here[0] == "B" and not (before[0] in "BI" and inside):
-        out.add("IOB1")  # there B- only parts an entity from one of the same type right before it
-    if here[0] == "I" and not inside:
-        out.update(("IOB2", "BIOES"))
-    if here[0] == "E" and not inside:
-        out.add("BIOES")
-    if before[0] in "BI" and here[0] not in "IE":
-        out.add("BIOES")  # there an entity of several words ends in E-
-    return out
+def bioes_fault(tags: Sequence[str]) -> int | None:
+    """The first place where BIOES is broken: I- or E- that continues nothing, or an entity that does not end."""
+    before = ("O", "")
+    for place, here in enumerate([*(split_tag(tag) or ("O", "") for tag in tags), ("O", "")]):
+        is_open = before[0] in "BI"
+        goes_on = here[0] in "IE"
+        if is_open != goes_on or (goes_on and before[1] != here[1]):
+            return min(place, len(tags) - 1)
+        before = here
+    return None
 
 
-def to_iob2(tags: Sequence[str], scheme: Scheme) -> list[str]:
+def to_iob2(tags: Sequence[str], *, bioes: bool) -> list[str]:
     """The same entities in IOB2."""
-    found = entities(tags, single_ends=scheme == "BIOES")
     out = ["O"] * len(tags)
-    for kind, first, last in found:
+    for kind, first, last in entities(tags, single_ends=bioes):
         out[first : last + 1] = [f"B-{kind}", *[f"I-{kind}"] * (last - first)]
     return out
 

@@ -88,6 +88,7 @@ def open_problem(
     dev: Path | None,
     folder: Path | None,
     max_train: int | None = None,
+    max_dev: int | None = None,
 ) -> Problem:
     """Read a task's files: given ones, or those that a named task has in `folder`."""
     kind = kind_of(task)
@@ -103,14 +104,20 @@ def open_problem(
         problem = _open_named(task, train, dev, folder)
     else:
         problem = _open_own(task, kind, table, train, dev)
-    if max_train is not None and max_train < len(problem.train):
-        chosen = np.sort(permute(np.arange(max_train), len(problem.train), key_of("subset of a task")))
-        problem = replace(
-            problem,
-            train=[problem.train[i] for i in chosen],
-            notes=(*problem.notes, f"trained on {max_train:,} of {len(problem.train):,} examples"),
-        )
+    problem = _with_fewer(problem, "train", max_train, "trained on")
+    problem = _with_fewer(problem, "dev", max_dev, "scored on")
     return replace(problem, facts={"train": len(problem.train), "dev": len(problem.dev), **problem.facts})
+
+
+def _with_fewer(problem: Problem, part: str, most: int | None, words: str) -> Problem:
+    """At most so many examples, drawn by a key that is the same for all models; a note says so."""
+    items = problem.train if part == "train" else problem.dev
+    if most is None or most >= len(items):
+        return problem
+    chosen = np.sort(permute(np.arange(most), len(items), key_of("subset of a task", part)))
+    notes = (*problem.notes, f"{words} {most:,} of {len(items):,} examples")
+    kept = [items[int(i)] for i in chosen]
+    return replace(problem, train=kept, notes=notes) if part == "train" else replace(problem, dev=kept, notes=notes)
 
 
 def _open_own(task: str, kind: Kind, table: TableSettings, train: Path | None, dev: Path | None) -> Problem:

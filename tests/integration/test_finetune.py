@@ -245,6 +245,19 @@ def test_mistakes_are_named_before_training(task_model: Path, tmp_path: Path) ->
         finetune.prepare(run_for(task_model, train, dev, task="glue:cola", train_file=None, dev_file=None), quiet())
 
 
+def test_fewer_examples_are_drawn_alike_and_noted(task_model: Path, tmp_path: Path) -> None:
+    train, dev = (write_rows(tmp_path / f"{name}.jsonl", 48, 1, colour) for name in ("train", "dev"))
+    setups = [
+        finetune.prepare(run_for(task_model, train, dev, max_train=20, max_dev=10, seed=seed), quiet())
+        for seed in (0, 1)
+    ]
+    problem = setups[0].problem
+    assert (len(problem.train), len(problem.dev)) == (20, 10)
+    assert [e.place for e in problem.dev] == [e.place for e in setups[1].problem.dev]
+    assert "trained on 20 of 48 examples" in problem.notes
+    assert "scored on 10 of 48 examples" in problem.notes
+
+
 @pytest.mark.parametrize("name", TASKS)
 def test_every_recipe_is_one_that_a_run_knows(name: str) -> None:
     words = [f"{key}={value}" for key, value in TASKS[name]["recipe"].items()]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from remask.tasks.entities import entities, schemes, score_entities, to_iob2
+from remask.tasks.entities import bioes_fault, entities, is_bioes, score_entities, to_iob2
 
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
@@ -93,14 +93,24 @@ def write_as(runs: list[tuple[str, int]], scheme: str) -> list[str]:
 @given(segmentation(), st.sampled_from(["IOB1", "IOB2", "BIOES"]))
 def test_every_scheme_is_recognised_and_normalised(runs: list[tuple[str, int]], scheme: str) -> None:
     tags = write_as(runs, scheme)
-    fits = schemes([tags])
-    assert scheme in fits
-    expected = write_as(runs, "IOB2")
-    for fitting in fits:
-        assert to_iob2(tags, fitting) == expected
+    bioes = is_bioes([tags])
+    assert bioes == (scheme == "BIOES" and any(kind for kind, _ in runs))
+    if bioes:
+        assert bioes_fault(tags) is None
+    assert to_iob2(tags, bioes=bioes) == write_as(runs, "IOB2")
 
 
-def test_mixed_schemes_fit_nothing() -> None:
-    assert schemes([["B-PER", "O", "I-PER"]]) == set()
-    assert schemes([["S-PER", "O", "B-PER", "O"]]) == set()
-    assert schemes([["B-PER", "I-LOC"]]) == set()
+@pytest.mark.parametrize(
+    "tags, fault",
+    [
+        ("S-X O B-X O", 3),
+        ("S-X O I-X E-X", 2),
+        ("B-X E-Y", 1),
+        ("E-X O", 0),
+        ("S-X B-X", 1),
+        ("B-X I-X E-X S-X O B-Y E-Y", None),
+        ("B-X B-X E-X", 1),
+    ],
+)
+def test_broken_bioes(tags: str, fault: int | None) -> None:
+    assert bioes_fault(tags.split()) == fault

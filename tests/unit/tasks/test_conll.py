@@ -68,7 +68,7 @@ def test_json_lines_and_bioes(tmp_path: Path) -> None:
         ("EU\n", r"t\.txt:1: a word without a tag"),
         ("a NN O\nb O\n", r"t\.txt:2: 2 columns, but 3 in the lines before"),
         ("-DOCSTART- O\n\n", r"t\.txt: no sentences"),
-        ("a B-X\nb O\n\nc I-X\n", r"t\.txt:4: tags fit none of IOB1, IOB2 and BIOES"),
+        ("a S-X\n\nb B-X\nc O\n", r"t\.txt:3: tags with S- and E- are BIOES, but that is broken at 'c'"),
     ],
 )
 def test_bad_column_files(tmp_path: Path, text: str, message: str) -> None:
@@ -126,6 +126,12 @@ def test_long_sentences_go_on_in_further_rows() -> None:
     assert unlabelled.labels is None
     giant = encode_sentences([Sentence(("x" * 50,), ("O",), "f:1")], Letters(), Frame(0, 2, True, False, 8), names)
     assert giant.num_cut == 1
+
+
+def test_real_training_file_mixes_schemes(shared_data: Path) -> None:
+    sentences = read_sentences(shared_data / "conll2003" / "eng.train", COLUMNS)
+    assert len(sentences) == 14041
+    assert sum(tag.startswith("B-") for s in sentences for tag in s.tags or ()) == 23499
 
 
 def test_real_file(shared_data: Path) -> None:
