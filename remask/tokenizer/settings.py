@@ -45,7 +45,7 @@ class TokenizerSettings(Config):
         256, "longer runs without a break are cut into such pieces while training, which bounds its memory", ge=16
     )
     max_distinct_words: int = setting(
-        1_500_000, "training keeps the most frequent distinct words up to this many, which bounds its memory", ge=1000
+        1_000_000, "training keeps the most frequent distinct words up to this many, which bounds its memory", ge=1000
     )
 
     @model_validator(mode="after")

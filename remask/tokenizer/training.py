@@ -19,9 +19,11 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -37,10 +39,12 @@ BERT_ALPHABET = 1000
 SAMPLE_BYTES = 200_000  # words on which gigatoken must agree before it trains
 SAMPLE_MERGES = 300
 # Beyond this much text all counts are divided alike: the trainers want words, not counts, and hold them in memory.
-TRAINING_BYTES = 256_000_000
+TRAINING_BYTES = 128_000_000
 _OPEN_FILES = 200  # merged at a time
 _WHITE = re.compile(r"^\s|\s$")
-_ENTRY = struct.Struct("<IQ")
+_RUN = struct.Struct("<Q")
+_RUN_WORDS = 4096
+IN_MEMORY_BYTES = 48_000_000  # files of counts up to this size are added up in a table, which is faster
 
 
 # ------------------------------------------------------------------------------------------- counting words
@@ -129,25 +133,36 @@ def _cut(counts: Counter[bytes], limit: int) -> Counter[bytes]:
 
 
 def write_counts(path: Path, entries: Iterable[tuple[bytes, int]]) -> None:
-    """Whole or not at all."""
+    """Whole or not at all. In runs of a few thousand words: sizes, the words, 8 bytes a count."""
     aside = path.with_name(f".{path.name}.partial")
+    remaining = iter(entries)
     with artifacts.output_errors(path):
         with aside.open("wb") as file:
-            for word, count in entries:
-                file.write(_ENTRY.pack(len(word), count) + word)
+            while some := list(islice(remaining, _RUN_WORDS)):
+                words = b"\xff".join(word for word, _ in some)
+                file.write(_RUN.pack(len(words)) + words)
+                counts = np.array([count for _, count in some], "<i8").tobytes()
+                file.write(_RUN.pack(len(counts)) + counts)
         aside.rename(path)
 
 
 def read_counts(path: Path) -> Iterator[tuple[bytes, int]]:
     with path.open("rb") as file:
-        while head := file.read(_ENTRY.size):
-            size, count = _ENTRY.unpack(head)
-            yield file.read(size), count
+        while head := file.read(_RUN.size):
+            words = file.read(_RUN.unpack(head)[0]).split(b"\xff")
+            counts = np.frombuffer(file.read(_RUN.unpack(file.read(_RUN.size))[0]), "<i8").tolist()
+            yield from zip(words, counts, strict=True)
 
 
 def merge_counts(paths: Sequence[Path], limit: int) -> tuple[list[tuple[bytes, int]], int]:
     """The `limit` most frequent words over all files, as (word, count) by count and word, and how many words there
     were. Sorted files are merged as streams, so memory is bounded by `limit`, not by the corpus."""
+    if sum(path.stat().st_size for path in paths) <= IN_MEMORY_BYTES:
+        together: Counter[bytes] = Counter()
+        for path in paths:
+            together.update(dict(read_counts(path)))
+        ranked = sorted(((count, word) for word, count in together.items()), reverse=True)
+        return [(word, count) for count, word in ranked[:limit]], len(together)
     paths = list(paths)
     while len(paths) > _OPEN_FILES:
         group, paths = paths[:_OPEN_FILES], paths[_OPEN_FILES:]
@@ -260,7 +275,7 @@ def _as_texts(words: list[tuple[bytes, int]], characters: int = 1_000_000) -> It
 def gigatoken_merges(words: list[tuple[bytes, int]], vocab_size: int) -> list[tuple[bytes, bytes]]:
     import gigatoken
 
-    data = b"\xff".join(b"\xff".join([word] * count) for word, count in words)
+    data = b"".join((word + b"\xff") * count for word, count in words)
     with _silence():
         _, merges = gigatoken.train_bpe(data, vocab_size - NUM_SPECIALS, [], separator=b"\xff")
     return merges[: _last_useful(words, merges)]

@@ -81,8 +81,13 @@ def test_gigatoken_prints_nothing(word_table: list[tuple[bytes, int]], capfd: py
     assert capfd.readouterr() == ("", "")
 
 
-def test_counts_of_many_files_add_up_whatever_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_counts_of_many_files_add_up_whatever_their_order(
+    in_memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(training, "_OPEN_FILES", 3)
+    monkeypatch.setattr(training, "_RUN_WORDS", 2)
+    monkeypatch.setattr(training, "IN_MEMORY_BYTES", 10**6 if in_memory else 0)
     tables = [Counter({b"a": n, b"word%d" % (n % 4): 2, b"z": 1}) for n in range(1, 9)]
     paths = []
     for number, table in enumerate(tables):

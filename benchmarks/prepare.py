@@ -1,0 +1,323 @@
+"""Preparing text: ours beside the usual recipes, both sides in turn in one run.
+
+tokenise   token shards beside run_mlm.py's datasets.map recipe (tokenise, then group into blocks), the same
+           vocabulary, the same number of processes; with the `fast` extra and without it
+train      the vocabulary, beside `tokenizers` alone on the same lines, and whether the merges are the same
+memory     the most that the process or one of its workers holds while the corpus is streamed N times over
+whole      the whole of `remask prepare` on the corpus, seconds and share of each step
+
+    python benchmarks/prepare.py [--corpus FILE.txt.xz] [--megabytes 8] [--parts tokenise,train] [--json]
+
+The last line has ratio, peer, ours and unit of the first part that was asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import chain
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+PARTS = ("tokenise", "train", "memory", "whole")
+
+
+def read_documents_of(path: Path, megabytes: float | None) -> list[str]:
+    with (lzma.open if path.suffix == ".xz" else open)(path, "rb") as file:
+        text = file.read(int(megabytes * 1e6) if megabytes else -1).decode("utf-8", "ignore")
+    return [document for part in text.split("\n\n") if (document := part.strip("\n"))]
+
+
+def write_documents(documents: list[str], folder: Path, shard_bytes: int = 16_000_000) -> list[Any]:
+    """In the layout of the text stage; lines stand for sentences, which costs the same."""
+    from remask.documents import DocumentShard, DocumentWriter
+
+    shards, writer, size = [], None, 0
+    for document in documents:
+        if writer is None or size > shard_bytes:
+            if writer is not None:
+                writer.close()
+            name = f"corpus.train.{len(shards):05d}"
+            writer, size = DocumentWriter(folder, name), 0
+            shards.append(DocumentShard(folder, name))
+        starts = [0] + [place + 1 for place, letter in enumerate(document) if letter == "\n"]
+        writer.add(document, starts)
+        size += len(document)
+    assert writer is not None
+    writer.close()
+    return shards
+
+
+# ------------------------------------------------------------------------------------------------------ tokenise
+
+
+def ours_tokenise(shards: list[Any], tokenizer: Path, work: Path, processes: int, fast: bool) -> tuple[float, int]:
+    from remask.data.shards import ShardTask, forget, make_shard
+    from remask.tokenizer.bulk import plan_blocks
+    from remask.workers import run_tasks
+
+    folder = Path(tempfile.mkdtemp(dir=work))
+    start = time.perf_counter()
+    tasks = [
+        ShardTask(blocks, f"corpus.train.{n:05d}", tokenizer, folder, folder / f"{n}.json", "none", fast)
+        for n, blocks in enumerate(plan_blocks(shards))
+    ]
+    facts = run_tasks(make_shard, tasks, workers=processes)
+    seconds = time.perf_counter() - start
+    assert not any(fact["fell_back"] for fact in facts)
+    forget()
+    shutil.rmtree(folder)
+    return seconds, sum(fact["tokens"] for fact in facts)
+
+
+def peer_tokenise(lines: list[str], tokenizer: Path, work: Path, processes: int) -> tuple[float, int]:
+    """run_mlm.py: map(tokenize, batched), then map(group_texts, batched), in the given number of processes."""
+    import datasets
+    from transformers import AutoTokenizer
+
+    datasets.disable_progress_bars()
+    loaded = AutoTokenizer.from_pretrained(tokenizer)
+    folder = Path(tempfile.mkdtemp(dir=work))
+    source = datasets.Dataset.from_dict({"text": lines})
+    length = 512
+
+    def tokenize(examples: dict[str, list[str]]) -> Any:
+        return loaded(examples["text"], return_special_tokens_mask=True)
+
+    def group(examples: dict[str, list[list[int]]]) -> dict[str, list[list[int]]]:
+        joined = {key: list(chain.from_iterable(examples[key])) for key in examples}
+        total = len(next(iter(joined.values()))) // length * length
+        return {key: [all_[i : i + length] for i in range(0, total, length)] for key, all_ in joined.items()}
+
+    start = time.perf_counter()
+    common = {"batched": True, "num_proc": processes, "load_from_cache_file": False}
+    tokenized = source.map(tokenize, remove_columns=["text"], cache_file_name=str(folder / "one.arrow"), **common)
+    grouped = tokenized.map(group, cache_file_name=str(folder / "two.arrow"), **common)
+    seconds = time.perf_counter() - start
+    tokens = grouped.num_rows * length
+    del source, tokenized, grouped
+    shutil.rmtree(folder)
+    return seconds, tokens
+
+
+def measure_tokenise(options: argparse.Namespace, documents: list[str], work: Path) -> dict[str, Any]:
+    from remask.tokenizer import load_tokenizer
+
+    shards = write_documents(documents, work)
+    tokenizer = work / "tokenizer"
+    load_tokenizer(options.tokenizer).save(tokenizer) if options.tokenizer else _small_vocabulary(documents, tokenizer)
+    lines = [line for document in documents for part in document.split("\n") if (line := part.strip())]
+    megabytes = sum(shard.num_bytes for shard in shards) / 1e6
+    seconds: dict[str, list[float]] = {"peer": [], "fast": [], "plain": []}
+    for number in range(options.rounds):
+        seconds["peer"].append(peer_tokenise(lines, tokenizer, work, options.processes)[0])
+        for name, fast in (("fast", True), ("plain", False)):
+            seconds[name].append(ours_tokenise(shards, tokenizer, work, options.processes, fast)[0])
+        rates = {name: round(megabytes / values[-1], 2) for name, values in seconds.items()}
+        print(f"tokenise, round {number + 1}: {rates} MB/s")
+    ratios = {n: [p / s for p, s in zip(seconds["peer"], seconds[n], strict=True)] for n in ("fast", "plain")}
+    return {
+        "ratio": round(median(ratios["fast"]), 2),
+        "ratio_without_fast": round(median(ratios["plain"]), 2),
+        "peer": round(megabytes / median(seconds["peer"]), 2),
+        "ours": round(megabytes / median(seconds["fast"]), 2),
+        "ours_without_fast": round(megabytes / median(seconds["plain"]), 2),
+        "unit": "MB/s",
+        "spread": {name: [round(value, 2) for value in sorted(values)] for name, values in ratios.items()},
+    }
+
+
+def _small_vocabulary(documents: list[str], folder: Path) -> None:
+    from remask.tokenizer import training
+    from remask.tokenizer.settings import TokenizerSettings
+
+    settings = TokenizerSettings(vocab_size=16384)
+    pieces = [line.encode() for document in documents[:400] for line in document.split("\n") if line]
+    words = sorted(training.count_pieces(pieces, settings, True).items())
+    training.train_tokenizer(words, settings, True).save(folder)
+
+
+# --------------------------------------------------------------------------------------------------------- train
+
+
+def measure_train(options: argparse.Namespace, documents: list[str], work: Path) -> dict[str, Any]:
+    from tokenizers import ByteLevelBPETokenizer
+
+    from remask.tokenizer import training
+    from remask.tokenizer.bulk import plan_blocks
+    from remask.tokenizer.settings import TokenizerSettings
+    from remask.workers import run_tasks
+
+    settings = TokenizerSettings(vocab_size=options.vocab_size)
+    folder = work / "train"
+    folder.mkdir()
+    shards = write_documents(documents, folder)
+    lines = [line for document in documents for part in document.split("\n") if (line := part.strip())]
+    seconds: dict[str, list[float]] = {"peer": [], "ours": []}
+    for number in range(options.rounds):
+        start = time.perf_counter()
+        library = ByteLevelBPETokenizer()
+        specials = ["<s>", "<pad>", "</s>", "<unk>"]
+        library.train_from_iterator(
+            lines, vocab_size=settings.vocab_size - 1, min_frequency=0, special_tokens=specials, show_progress=False
+        )
+        seconds["peer"].append(time.perf_counter() - start)
+        start = time.perf_counter()
+        tasks = [
+            training.CountTask(blocks, folder / f"{n}.counts", settings, True)
+            for n, blocks in enumerate(plan_blocks(shards))
+        ]
+        run_tasks(training.count_words, tasks, workers=options.processes)
+        words, _ = training.merge_counts([task.out for task in tasks], settings.max_distinct_words)
+        assert training.gigatoken_agrees(words)
+        ours = training.train_tokenizer(words, settings, True)
+        seconds["ours"].append(time.perf_counter() - start)
+        last = {name: round(values[-1], 2) for name, values in seconds.items()}
+        print(f"train, round {number + 1}: {last} s")
+        same = json.loads(library.to_str())["model"]["merges"] == ours.description["model"]["merges"]
+    ratios = sorted(p / s for p, s in zip(seconds["peer"], seconds["ours"], strict=True))
+    return {
+        "ratio": round(median(ratios), 2),
+        "peer": round(median(seconds["peer"]), 2),
+        "ours": round(median(seconds["ours"]), 2),
+        "unit": "s",
+        "same_merges": same,
+        "vocab_size": settings.vocab_size,
+        "spread": [round(value, 2) for value in ratios],
+    }
+
+
+# ------------------------------------------------------------------------------------- whole runs, in a process
+
+
+def _run_prepare(paths: list[Path], out: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """`remask prepare` in a process of its own; its result, and the most memory that it or a child of it held."""
+    code = (
+        "import json, resource, sys\n"
+        "from remask.__main__ import cli\n"
+        "if __name__ == '__main__':\n"
+        "    try:\n"
+        "        cli(standalone_mode=False)\n"
+        "    finally:\n"
+        # Not getrusage for the process itself: that includes what this benchmark held when it forked.
+        "        most = [line for line in open('/proc/self/status') if line.startswith('VmHWM')][0].split()[1]\n"
+        "        workers = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss\n"
+        "        print(json.dumps({'parent_mb': int(most) / 1024, 'worker_mb': workers / 1024}))\n"
+    )
+    script = out.with_suffix(".py")
+    script.write_text(code)
+    words = ["prepare", *map(str, paths), "--out", str(out), "--vocab-size", str(options.vocab_size), "--json", "-q"]
+    words += ["--workers", str(options.processes)] + [w for s in options.set for w in ("--set", s)]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    done = subprocess.run(
+        [sys.executable, str(script), *words], env=environment, stdout=subprocess.PIPE, text=True, check=True
+    )
+    result, memory = map(json.loads, done.stdout.strip().splitlines())
+    return {**result, **memory}
+
+
+def _plain_copies(documents: list[str], folder: Path, copies: int) -> list[Path]:
+    """Files of other text of the same kind: every copy's words carry its number, so that none is a duplicate."""
+    paths = []
+    for number in range(copies):
+        paths.append(folder / f"copy{number}.txt")
+        mark = f" v{number}x " if number else " "
+        with paths[-1].open("w", encoding="utf-8") as file:
+            for document in documents:
+                file.write(document.replace(" the ", f" the{mark}") + "\n\n")
+    return paths
+
+
+def measure_memory(options: argparse.Namespace, documents: list[str], work: Path) -> dict[str, Any]:
+    folder = work / "memory"
+    folder.mkdir()
+    held = {}
+    for copies in (1, options.copies):
+        paths = _plain_copies(documents, folder, copies)
+        result = _run_prepare(paths, folder / f"out{copies}", options)
+        held[copies] = max(result["parent_mb"], result["worker_mb"])
+        print(f"memory: {copies} copies, {result['bytes'] / 1e6:.0f} MB of text: {held[copies]:.0f} MB held at most")
+        shutil.rmtree(folder / f"out{copies}")
+    return {
+        "ratio": round(held[options.copies] / held[1], 3),
+        "peer": 1024.0,
+        "ours": round(held[options.copies], 1),
+        "unit": "MB resident at most, in one process (peer: the bound)",
+        "copies": options.copies,
+    }
+
+
+def measure_whole(options: argparse.Namespace, documents: list[str], work: Path) -> dict[str, Any]:
+    folder = work / "whole"
+    folder.mkdir()
+    paths = _plain_copies(documents, folder, 1)
+    start = time.perf_counter()
+    result = _run_prepare(paths, folder / "out", options)
+    total = time.perf_counter() - start
+    steps = {**result["seconds"], "rest": total - sum(result["seconds"].values())}
+    for name, seconds in steps.items():
+        print(f"whole: {name:12} {seconds:7.2f} s  {100 * seconds / total:5.1f} %")
+    return {
+        "ratio": None,
+        "peer": None,
+        "ours": round(total, 2),
+        "unit": "s",
+        "seconds": {name: round(seconds, 2) for name, seconds in steps.items()},
+        "documents": result["documents"],
+        "tokens": result["tokens"],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    beside = Path(__file__).resolve().parents[2] / "shared" / "data"
+    parser.add_argument("--corpus", type=Path, default=beside / "wiki" / "wiki.train.txt.xz")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="vocabulary for the part tokenise; else one of 16,384 is trained"
+    )
+    parser.add_argument("--megabytes", type=float, help="only the first so many")
+    parser.add_argument("--parts", default="tokenise", help=f"of {','.join(PARTS)}, or all")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--vocab-size", type=int, default=16384)
+    parser.add_argument("--copies", type=int, default=10)
+    parser.add_argument("--set", action="append", default=[], help="settings for the parts memory and whole")
+    parser.add_argument("--json", action="store_true", help="nothing but the last line")
+    options = parser.parse_args()
+    parts = PARTS if options.parts == "all" else options.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
+    if options.json:
+        sys.stdout, told = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
+    else:
+        told = sys.stdout
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    measures = {
+        "tokenise": measure_tokenise,
+        "train": measure_train,
+        "memory": measure_memory,
+        "whole": measure_whole,
+    }
+    documents = read_documents_of(options.corpus, options.megabytes)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="remask-bench-") as folder:
+        for part in parts:
+            results[part] = measures[part](options, documents, Path(folder))
+    first = results[parts[0]]
+    line = {key: first[key] for key in ("ratio", "peer", "ours", "unit")} | {"parts": results}
+    line["megabytes"] = round(sum(len(document.encode()) for document in documents) / 1e6, 1)
+    line["held_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(json.dumps(line), file=told)
+
+
+if __name__ == "__main__":
+    main()
