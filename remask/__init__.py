@@ -4,8 +4,12 @@
 (`remask --help`). Nothing heavy is imported here: torch comes with the first thing that needs it.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from remask.serve.engine import load
+
+__all__ = ["load"]
 __version__ = "0.1.0"
 
 
@@ -15,3 +19,7 @@ def __getattr__(name: str) -> Any:
 
         return load
     raise AttributeError(f"module 'remask' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), "load"])  # so that a notebook's completion finds it

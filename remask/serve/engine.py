@@ -76,6 +76,11 @@ class Model:
             num_segments=self.settings.num_segments,
         )
 
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.network.parameters())
+        shape = f"{self.settings.num_layers} layers x {self.settings.hidden_size}, {size / 1e6:.1f}M parameters"
+        return f"<remask model {self.folder.name}: {shape}; {', '.join(self.methods)}>"
+
     @property
     def methods(self) -> tuple[str, ...]:
         """What this model can do."""
@@ -127,17 +132,22 @@ class Model:
                 ids = batch.input_ids_BS[row, 1 : int(batch.lengths_B[row]) - 1].cpu().numpy()
                 for score, token in zip(scores, tokens, strict=True):
                     text = self._filled(ids, column - 1, token)
-                    found[row].append(Fill(score, token, self.tokenizer.token_text(token), text))
+                    found[row].append(Fill(score, token, self._token_text(token), text))
             return found
 
         answers = self._run(rows, answer)
         return answers[0] if isinstance(texts, str) else answers
 
+    def _token_text(self, token: int) -> str:
+        if self.tokenizer.kind == "other" and token not in self.tokenizer.special_ids:
+            return self.tokenizer.decode([token])  # without the signs that such vocabularies put for spaces
+        return self.tokenizer.token_text(token)
+
     def _filled(self, ids: np.ndarray, place: int, token: int) -> str:
         """The text with one mask filled; the other masks keep their name."""
+        others = np.setdiff1d(np.flatnonzero(ids == self.tokenizer.mask_id), [place])
         ids = ids.copy()
         ids[place] = token
-        others = np.flatnonzero(ids == self.tokenizer.mask_id)
         pieces = np.split(ids, np.stack([others, others + 1], 1).reshape(-1))
         mask = self.tokenizer.special_names["mask"]
         return "".join(mask if i % 2 else self.tokenizer.decode(piece) for i, piece in enumerate(pieces))

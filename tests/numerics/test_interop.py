@@ -3,6 +3,7 @@ and no unexpected weights in the class that the config names. For every family a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import remask
 from remask.artifacts import publish
 from remask.export.hf import export_hf, open_foreign, write_own
 from remask.model.interop import read_hf_folder
@@ -377,6 +379,27 @@ def test_a_pooler_beside_a_masked_lm_head_is_kept_but_not_handed_to_the_class(
     side = load_file(tmp_path / "back" / "remask_heads.safetensors")
     assert all(torch.equal(side[name], tensor) for name, tensor in pooler.items())
     assert read_hf_folder(tmp_path / "back").heads == HeadSettings(masked_lm=True)
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece"])
+def test_fill_mask_answers_as_the_pipeline_of_transformers(
+    kind: str, tmp_path: Path, tiny_tokenizers: dict[str, Path]
+) -> None:
+    form = {"head_form": "bert", "position_offset": 0, "num_segments": 2, "vocab_size": 80}
+    settings = ModelSettings(**(SMALL | (form if kind == "wordpiece" else {})))
+    save_model(tmp_path / "own", ours(settings, HeadSettings(masked_lm=True)), tiny_tokenizers[kind])
+    export_hf(tmp_path / "own", tmp_path / "hf")
+    pipeline = transformers.pipeline("fill-mask", model=str(tmp_path / "hf"))
+    text = f"The quick {pipeline.tokenizer.mask_token} over the dog"
+    found = [dataclasses.asdict(fill) for fill in remask.load(tmp_path / "own").fill_mask(text, top=300)]
+    # Where two scores are alike the order is nobody's.
+    theirs = {answer["token"]: answer for answer in pipeline(text, top_k=len(found))}
+    for fill in found:
+        expected = theirs[fill["token"]]
+        assert fill["score"] == pytest.approx(expected["score"], abs=1e-6)
+        if kind == "byte-bpe":
+            assert fill["sequence"] == expected["sequence"]
+            assert fill["token_str"] == expected["token_str"]
 
 
 # ----------------------------------------------------------------------------------------------- the real checkpoint

@@ -91,6 +91,11 @@ def test_a_model_says_what_it_can_do(tmp_path: Path, bpe: Path) -> None:
         remask.load(tmp_path / "absent")
 
 
+def test_a_notebook_sees_what_it_has(tmp_path: Path, bpe: Path) -> None:
+    assert "load" in dir(remask)
+    assert repr(make(tmp_path / "m", bpe, HeadSettings(masked_lm=True))).startswith("<remask model m: 2 layers x 32")
+
+
 def test_classes_are_in_order_and_do_not_depend_on_the_batch(tmp_path: Path, bpe: Path) -> None:
     model = make(tmp_path / "m", bpe, HeadSettings(num_classes=3), ("x", "y", "z"))
     together = model.classify(TEXTS)
