@@ -125,8 +125,13 @@ class DocumentShard:
         return _map(self.folder / f"{self.name}.sentences", OFFSETS)
 
     @cached_property
-    def _places(self) -> list[str]:
-        return (self.folder / f"{self.name}.places").read_text(encoding="utf-8").split("\n")
+    def _places(self) -> np.ndarray:
+        return _map(self.folder / f"{self.name}.places", np.dtype(np.uint8))
+
+    @cached_property
+    def _place_ends(self) -> np.ndarray:
+        """Where each place's line ends, its newline included; a zero before the first."""
+        return np.append(0, np.flatnonzero(self._places == ord("\n")) + 1)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"folder": self.folder, "name": self.name}
@@ -156,7 +161,11 @@ class DocumentShard:
 
     def place(self, index: int) -> str:
         """Where the document came from: file and record, or package.module."""
-        return self._places[index]
+        return self.place_lines(index, index + 1).decode().rstrip("\n")
+
+    def place_lines(self, first: int, last: int) -> bytes:
+        """The lines of documents [first, last) as they stand in the file."""
+        return self._places[self._place_ends[first] : self._place_ends[last]].tobytes()
 
     def texts(self) -> Iterator[str]:
         return (self.text(index) for index in range(len(self)))

@@ -95,7 +95,7 @@ def _files_of(source: SourceSettings, work: Path) -> list[InputFile]:
     found: list[InputFile] = []
     for file in find_files(source, work / "spool"):
         if file.kind == "pydocs":
-            found += find_modules(file.path.removeprefix("pydocs:"))
+            found += find_modules(file.path.removeprefix("pydocs:"), source.max_bytes)
         else:
             found.append(file)
     return found
@@ -298,9 +298,9 @@ def _chosen_against(parts: list[Part], fates: np.ndarray) -> Iterator[tuple[int,
     """By reason first, so that the order does not depend on how the files were divided."""
     for fate, reason in REASONS.items():
         for part in parts:
-            mine = fates[part.first : part.first + part.count]
+            mine, shard = fates[part.first : part.first + part.count], part.shard
             for index in np.flatnonzero(mine == fate)[:MAX_SAMPLES].tolist():
-                yield part.source, {"reason": reason, "place": part.shard.place(index)}
+                yield part.source, {"reason": reason, "place": shard.place(index)}
 
 
 # --------------------------------------------------------------------------------------------------- shards
@@ -393,16 +393,14 @@ def _copy(part: Part, low: int, high: int, task: _ShardTask, writer: DocumentWri
     fates = np.memmap(task.fates, np.uint8, "r")[part.first + low : part.first + high]
     chosen = np.flatnonzero(fates == task.fate) + low
     breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
-    places = (part.folder / f"{shard.name}.places").read_bytes().split(b"\n")
     for run in np.split(chosen, breaks):
         first, last = int(run[0]), int(run[-1]) + 1
         start, end = int(shard.offsets[first]), int(shard.offsets[last])
         sentences = shard.all_sentence_starts
         from_, to = np.searchsorted(sentences, [start, end])
         ends = np.asarray(shard.offsets[first + 1 : last + 1]) - start
-        lines = b"\n".join(places[first:last]) + b"\n"
-        text = shard.data[start:end].tobytes()
-        writer.add_bytes(text, ends, np.asarray(sentences[from_:to]) - start, lines, last - first)
+        text, places = shard.data[start:end].tobytes(), shard.place_lines(first, last)
+        writer.add_bytes(text, ends, np.asarray(sentences[from_:to]) - start, places, last - first)
 
 
 def _publish(

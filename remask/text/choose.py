@@ -7,6 +7,7 @@ from disk. In: parts (part.py). Out: a byte for each document, its fate.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,9 +68,9 @@ def _joined(parts: list[Part], name: str, dtype: str, width: int, out: Path) -> 
     """One file of all parts' entries, one after the other, mapped."""
     with out.open("wb") as file:
         for part in parts:
-            data = (part.folder / name).read_bytes()
-            assert len(data) == part.count * width * np.dtype(dtype).itemsize, part.folder
-            file.write(data)
+            with (part.folder / name).open("rb") as data:
+                shutil.copyfileobj(data, file, 1 << 20)
+        assert file.tell() == sum(part.count for part in parts) * width * np.dtype(dtype).itemsize, name
     return np.memmap(out, dtype, "r").reshape(-1, width)
 
 

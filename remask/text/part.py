@@ -16,9 +16,10 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import rensa
@@ -37,6 +38,8 @@ NAME = "part"
 FACTS = "facts.json"
 MAX_SAMPLES = 100  # drops of one reason that are kept with their place
 _SIGNATURE_SEED = 20190726
+_MARK_FILES = ("hashes", "scores", "signatures", "keys")
+_BATCH_GRAMS = 1 << 20  # n-grams held before they become signatures
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,8 @@ def make_part(task: Task) -> dict[str, Any]:
 
 def _fill(task: Task, aside: Path) -> None:
     tally = Tally()
-    with DocumentWriter(aside, NAME) as writer, (aside / "signatures").open("wb") as signatures:
-        marks = _Marks(aside, signatures, task.settings.dedup, task.seed)
+    with DocumentWriter(aside, NAME) as writer, ExitStack() as files:
+        marks = _Marks(aside, files, task.settings.dedup, task.seed)
         source = task.settings.sources[task.portions[0].source]
         scorer = stories.Scorer(source.stories) if source.stories else None
         for document in _documents(task, tally):
@@ -149,60 +152,61 @@ def _encodable(text: str, tally: Tally) -> str:
 
 
 class _Marks:
-    """Writes what choosing needs to know of each document, a batch at a time."""
+    """Writes what choosing needs to know of each document, a batch at a time; memory does not grow with the part."""
 
-    def __init__(self, folder: Path, signatures: BinaryIO, settings: DedupSettings, seed: int) -> None:
+    def __init__(self, folder: Path, files: ExitStack, settings: DedupSettings, seed: int) -> None:
         self._folder, self._settings = folder, settings
         self._key = seed.to_bytes(8, "little", signed=True)
         self._near = settings.near == "minhash"
-        self._hashes: list[bytes] = []
-        self._scores: list[float] = []
         self._grams: list[np.ndarray] = []
-        self._num_grams = 0
-        self._signatures = signatures
-        self._bands: list[np.ndarray] = []
+        self._num_grams = self._num_signed = 0
+        self._files = {name: files.enter_context((folder / name).open("wb")) for name in _MARK_FILES}
 
     def add(self, text: str, scorer: stories.Scorer | None) -> None:
         # The seed keys the hash, so that another seed holds out other documents.
-        self._hashes.append(hashlib.blake2b(text.encode(), digest_size=16, key=self._key).digest())
-        if self._near or scorer:
-            words = word_hashes(text)
-            if self._near:
-                self._grams.append(ngrams(words, self._settings.ngram))
-                self._num_grams += len(self._grams[-1]) + 1
-            if scorer:
-                self._scores.append(scorer.score(words))
-        if self._num_grams > 1 << 20:
-            self._sign()
+        digest = hashlib.blake2b(text.encode(), digest_size=16, key=self._key).digest()
+        words = word_hashes(text) if self._near or scorer else None
+        with output_errors(self._folder):
+            self._files["hashes"].write(digest)
+            if scorer and words is not None:
+                self._files["scores"].write(np.float64(scorer.score(words)).astype("<f8").tobytes())
+        if self._near and words is not None:
+            self._grams.append(ngrams(words, self._settings.ngram))
+            self._num_grams += len(self._grams[-1]) + 1
+            if self._num_grams > _BATCH_GRAMS:
+                self._sign()
 
     def _sign(self) -> None:
         if not self._grams:
             return
         offsets = np.cumsum([0, *map(len, self._grams)]).astype(np.uint64)
-        matrix = rensa.RMinHash.digest_matrix_from_flat_token_hashes(  # pyrefly: ignore[missing-attribute]
-            np.concatenate(self._grams), offsets, self._settings.num_hashes, _SIGNATURE_SEED
-        )
+        digests = rensa.RMinHash.digest_matrix_from_flat_token_hashes  # pyrefly: ignore[missing-attribute]
+        matrix = digests(np.concatenate(self._grams), offsets, self._settings.num_hashes, _SIGNATURE_SEED)
         signatures = np.array(matrix.to_rows(), np.uint32)
-        with output_errors(self._folder):
-            self._signatures.write(signatures.astype("<u4").tobytes())
         num_bands, rows = band_shape(self._settings)
-        keys = np.zeros((num_bands, len(signatures)), np.uint64)
+        keys = np.zeros((len(signatures), num_bands), np.uint64)
         for row in range(rows):
-            keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + signatures[:, row::rows].T.astype(np.uint64))
+            keys = mix(keys * np.uint64(0x9E3779B97F4A7C15) + signatures[:, row::rows].astype(np.uint64))
         # 0 marks documents without a single n-gram: they are like nothing.
-        keys[:, np.diff(offsets) == 0] = 0
-        self._bands.append(keys)
+        keys[np.diff(offsets) == 0] = 0
+        with output_errors(self._folder):
+            self._files["signatures"].write(signatures.astype("<u4").tobytes())
+            self._files["keys"].write(keys.astype("<u8").tobytes())
+        self._num_signed += len(signatures)
         self._grams, self._num_grams = [], 0
 
     def close(self) -> None:
+        """Bands by document become documents by band, as choosing reads them."""
         self._sign()
         with output_errors(self._folder):
-            self._signatures.close()
-            (self._folder / "hashes").write_bytes(b"".join(self._hashes))
-            (self._folder / "scores").write_bytes(np.array(self._scores, "<f8").tobytes())
-            bands = np.concatenate(self._bands, axis=1) if self._bands else np.zeros(0, np.uint64)
-            (self._folder / "bands").write_bytes(bands.astype("<u8").tobytes())
-            for name in ("signatures", "hashes", "scores", "bands"):
-                handle = os.open(self._folder / name, os.O_RDONLY)
-                os.fsync(handle)
-                os.close(handle)
+            for file in self._files.values():
+                file.flush()
+                os.fsync(file.fileno())
+            shape = (self._num_signed, band_shape(self._settings)[0])
+            if self._num_signed:
+                keys = np.memmap(self._folder / "keys", "<u8", "r", shape=shape)
+                bands = np.memmap(self._folder / "bands", "<u8", "w+", shape=shape[::-1])
+                for start in range(0, shape[0], 1 << 16):
+                    bands[:, start : start + (1 << 16)] = keys[start : start + (1 << 16)].T
+                bands.flush()
+            (self._folder / "keys").unlink()

@@ -8,6 +8,7 @@ nothing is imported or executed. Also here: passages with the library they are f
 from __future__ import annotations
 
 import ast
+import hashlib
 import inspect
 import os
 import re
@@ -26,6 +27,7 @@ from remask.text.records import Document, Drop, Portion, Reading
 _SKIPPED = {"test", "tests", "testing", "__pycache__", "site-packages", "dist-packages", "_vendor", "vendor", "idlelib"}
 _MAX_FILE_BYTES = 2_000_000
 _MIN_CHARS = 200
+_SOURCE_PER_TEXT = 8  # bytes of source to a byte of documentation that is kept, with some to spare (seen: 5 to 6)
 STANDARD_LIBRARY = "python"
 # Lines that stand for themselves: prompts, list items, directives, field lists, tables, underlines.
 _OWN_LINE = re.compile(r"(?:>>>|\.\.\.|\.\. |[-*+] |\d+[.)] |[:@|+\\]|[-=~^]{3,}|\w+ : )")
@@ -33,8 +35,12 @@ _MIN_WRAPPED = 45  # a shorter line was not ended by the margin
 _GOES_ON = re.compile(r"[A-Za-z`*\"'(]")
 
 
-def find_modules(place: str) -> list[InputFile]:
-    """The modules under a folder, or of this Python's standard library and packages where none is given."""
+def find_modules(place: str, max_bytes: int | None = None) -> list[InputFile]:
+    """The modules under a folder, or of this Python's standard library and packages where none is given.
+
+    Where no more than `max_bytes` of documentation are wanted, a sample of the modules is enough, drawn by the hash
+    of their names: parsing all of a large installation takes minutes.
+    """
     if place:
         if not os.path.isdir(place):
             raise MissingInputError(f"pydocs:{place}: no such folder")
@@ -51,7 +57,20 @@ def find_modules(place: str) -> list[InputFile]:
                 if name.endswith(".py") and os.path.isfile(path):
                     module = _module_name(os.path.relpath(path, root))
                     found.setdefault(module, InputFile(path, module, "pydocs", "", os.stat(path).st_size))
-    return [found[module] for module in sorted(found)]
+    return _sampled([found[module] for module in sorted(found)], max_bytes)
+
+
+def _sampled(modules: list[InputFile], max_bytes: int | None) -> list[InputFile]:
+    if max_bytes is None:
+        return modules
+    room = max_bytes * _SOURCE_PER_TEXT
+    chosen: set[str] = set()
+    for module in sorted(modules, key=lambda m: hashlib.blake2b(m.place.encode(), digest_size=8).digest()):
+        if room <= 0:
+            break
+        room -= module.size
+        chosen.add(module.place)
+    return [module for module in modules if module.place in chosen]
 
 
 def _module_name(path: str) -> str:

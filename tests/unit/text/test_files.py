@@ -1,0 +1,107 @@
+"""Finding files: folders, globs, stdin, compressions; what cannot be found is said."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from remask.errors import MissingInputError
+from remask.text.files import find_files, kind_of, open_stream
+from remask.text.records import Damaged
+from remask.text.settings import SourceSettings
+
+PACK = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress, "zst": zstandard.compress}
+
+
+def names(source: SourceSettings, tmp_path: Path) -> list[str]:
+    return [Path(file.path).name for file in find_files(source, tmp_path / "spool")]
+
+
+def test_kinds_by_name() -> None:
+    assert kind_of("a/b.TXT") == ("text", "")
+    assert kind_of("dump.xml.bz2") == ("wikipedia", "bz2")
+    assert kind_of("x.warc.gz") == ("warc", "gz")
+    assert kind_of("x.jsonl.zst") == ("jsonl", "zst")
+    assert kind_of("x.pdf") == ("", "")
+
+
+def test_folders_globs_and_order(tmp_path: Path) -> None:
+    for name in ("b.txt", "a.txt", "sub/c.jsonl", ".hidden.txt", "sub/.git/d.txt", "e.bin"):
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    folder = tmp_path / "data"
+    assert names(SourceSettings(paths=(str(folder),)), tmp_path) == ["a.txt", "b.txt", "e.bin", "c.jsonl"]
+    assert names(SourceSettings(paths=(f"{folder}/*.txt",)), tmp_path) == ["a.txt", "b.txt"]
+    assert names(SourceSettings(paths=(f"{folder}/**/*.jsonl",)), tmp_path) == ["c.jsonl"]
+    twice = SourceSettings(paths=(f"{folder}/b.txt", f"{folder}/a.txt", f"{folder}/*.txt"))
+    assert names(twice, tmp_path) == ["a.txt", "b.txt"]
+    kinds = {Path(f.path).name: f.kind for f in find_files(SourceSettings(paths=(str(folder),)), tmp_path)}
+    assert kinds == {"a.txt": "text", "b.txt": "text", "e.bin": "unknown", "c.jsonl": "jsonl"}
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(MissingInputError, match="no such file or folder, and no file matches"):
+        find_files(SourceSettings(paths=(str(tmp_path / "nothing*"),)), tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(MissingInputError, match="no files there"):
+        find_files(SourceSettings(paths=(str(tmp_path / "empty"),)), tmp_path)
+
+
+@pytest.mark.parametrize("ending", ["", *PACK])
+def test_stdin_plain_or_compressed(ending: str, tmp_path: Path, texts, build, all_texts, monkeypatch) -> None:
+    wanted = [next(texts), next(texts)]
+    data = "\n\n".join(wanted).encode()
+    data = PACK[ending](data) if ending else data
+
+    class Stdin:
+        buffer = io.BytesIO(data)
+
+    monkeypatch.setattr(sys, "stdin", Stdin)
+    documents = build("-")
+    assert all_texts(documents) == wanted
+    assert documents.shards[0].place(0) == "stdin:byte 0"
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_compressed_files(ending: str, tmp_path: Path, texts, build, all_texts) -> None:
+    wanted = [next(texts) for _ in range(3)]
+    half = "\n\n".join(wanted[:2]).encode() + b"\n\n"
+    path = tmp_path / f"a.txt.{ending}"
+    path.write_bytes(PACK[ending](half) + PACK[ending](wanted[2].encode()))
+    assert all_texts(build(path)) == wanted
+
+
+@pytest.mark.parametrize("ending", PACK)
+def test_a_file_cut_off_gives_what_it_has_and_then_says_so(ending: str, tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4000
+    path = tmp_path / "a"
+    packed = PACK[ending](data)
+    path.write_bytes(packed[: len(packed) - 10])
+    found: list[bytes] = []
+    with open_stream(str(path), ending, 1e9) as stream, pytest.raises(Damaged, match="damaged file"):
+        found.extend(iter(stream.block, b""))
+    assert data.startswith(b"".join(found))
+
+
+def test_growth_is_bounded_by_the_setting(tmp_path: Path) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"\0" * (40 << 20)))
+    with open_stream(str(path), "gz", 200) as stream, pytest.raises(Damaged, match="compression bomb"):
+        list(iter(stream.block, b""))
+    with open_stream(str(path), "gz", 2000) as stream:
+        assert sum(len(block) for block in iter(stream.block, b"")) == 40 << 20
+
+
+def test_a_damaged_file_among_good_ones_is_one_drop(tmp_path: Path, texts, build) -> None:
+    (tmp_path / "a.txt").write_text(next(texts))
+    (tmp_path / "b.txt.gz").write_bytes(b"no gzip at all")
+    counts = build(tmp_path).counts
+    assert (counts["documents"], counts["dropped"], counts["read"]) == (1, {"damaged file": 1}, 2)
