@@ -8,7 +8,7 @@ whole      the whole of `remask prepare` on the corpus, seconds and share of eac
 
     python benchmarks/prepare.py [--corpus FILE.txt.xz] [--megabytes 8] [--parts tokenise,train] [--json]
 
-The last line has ratio, peer, ours and unit of the first part that was asked for.
+One JSON line a figure, with name, ratio, peer, ours and unit; the last is tokenising with the extra, where asked for.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import argparse
 import json
 import lzma
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-PARTS = ("tokenise", "train", "memory", "whole")
+PARTS = ("whole", "memory", "train", "tokenise")
 
 
 def read_documents_of(path: Path, megabytes: float | None) -> list[str]:
@@ -109,7 +108,7 @@ def peer_tokenise(lines: list[str], tokenizer: Path, work: Path, processes: int)
     return seconds, tokens
 
 
-def measure_tokenise(options: argparse.Namespace, documents: list[str], work: Path) -> dict[str, Any]:
+def measure_tokenise(options: argparse.Namespace, documents: list[str], work: Path) -> list[dict[str, Any]]:
     from remask.tokenizer import load_tokenizer
 
     shards = write_documents(documents, work)
@@ -125,15 +124,18 @@ def measure_tokenise(options: argparse.Namespace, documents: list[str], work: Pa
         rates = {name: round(megabytes / values[-1], 2) for name, values in seconds.items()}
         print(f"tokenise, round {number + 1}: {rates} MB/s")
     ratios = {n: [p / s for p, s in zip(seconds["peer"], seconds[n], strict=True)] for n in ("fast", "plain")}
-    return {
-        "ratio": round(median(ratios["fast"]), 2),
-        "ratio_without_fast": round(median(ratios["plain"]), 2),
-        "peer": round(megabytes / median(seconds["peer"]), 2),
-        "ours": round(megabytes / median(seconds["fast"]), 2),
-        "ours_without_fast": round(megabytes / median(seconds["plain"]), 2),
-        "unit": "MB/s",
-        "spread": {name: [round(value, 2) for value in sorted(values)] for name, values in ratios.items()},
-    }
+    rate = {name: round(megabytes / median(values), 2) for name, values in seconds.items()}
+    return [
+        {
+            "name": f"prepare: tokenise{'' if way == 'fast' else ' without the fast extra'}",
+            "ratio": round(median(ratios[way]), 2),
+            "peer": rate["peer"],
+            "ours": rate[way],
+            "unit": "MB/s",
+            "rounds": [round(value, 2) for value in ratios[way]],
+        }
+        for way in ("plain", "fast")
+    ]
 
 
 def _small_vocabulary(documents: list[str], folder: Path) -> None:
@@ -149,7 +151,7 @@ def _small_vocabulary(documents: list[str], folder: Path) -> None:
 # --------------------------------------------------------------------------------------------------------- train
 
 
-def measure_train(options: argparse.Namespace, documents: list[str], work: Path) -> dict[str, Any]:
+def measure_train(options: argparse.Namespace, documents: list[str], work: Path) -> list[dict[str, Any]]:
     from tokenizers import ByteLevelBPETokenizer
 
     from remask.tokenizer import training
@@ -184,16 +186,17 @@ def measure_train(options: argparse.Namespace, documents: list[str], work: Path)
         last = {name: round(values[-1], 2) for name, values in seconds.items()}
         print(f"train, round {number + 1}: {last} s")
         same = json.loads(library.to_str())["model"]["merges"] == ours.description["model"]["merges"]
-    ratios = sorted(p / s for p, s in zip(seconds["peer"], seconds["ours"], strict=True))
-    return {
+    ratios = [p / s for p, s in zip(seconds["peer"], seconds["ours"], strict=True)]
+    facts = {
+        "name": f"prepare: train a vocabulary of {settings.vocab_size:,}",
         "ratio": round(median(ratios), 2),
         "peer": round(median(seconds["peer"]), 2),
         "ours": round(median(seconds["ours"]), 2),
         "unit": "s",
         "same_merges": same,
-        "vocab_size": settings.vocab_size,
-        "spread": [round(value, 2) for value in ratios],
+        "rounds": [round(value, 2) for value in ratios],
     }
+    return [facts]
 
 
 # ------------------------------------------------------------------------------------- whole runs, in a process
@@ -237,7 +240,7 @@ def _plain_copies(documents: list[str], folder: Path, copies: int) -> list[Path]
     return paths
 
 
-def measure_memory(options: argparse.Namespace, documents: list[str], work: Path) -> dict[str, Any]:
+def measure_memory(options: argparse.Namespace, documents: list[str], work: Path) -> list[dict[str, Any]]:
     folder = work / "memory"
     folder.mkdir()
     held = {}
@@ -247,16 +250,18 @@ def measure_memory(options: argparse.Namespace, documents: list[str], work: Path
         held[copies] = max(result["parent_mb"], result["worker_mb"])
         print(f"memory: {copies} copies, {result['bytes'] / 1e6:.0f} MB of text: {held[copies]:.0f} MB held at most")
         shutil.rmtree(folder / f"out{copies}")
-    return {
-        "ratio": round(held[options.copies] / held[1], 3),
+    facts = {
+        "name": f"prepare: most memory of a process, {options.copies} copies of the corpus (peer: the bound)",
+        "ratio": round(1024 / held[options.copies], 2),
         "peer": 1024.0,
         "ours": round(held[options.copies], 1),
-        "unit": "MB resident at most, in one process (peer: the bound)",
-        "copies": options.copies,
+        "unit": "MB",
+        "one_copy": round(held[1], 1),
     }
+    return [facts]
 
 
-def measure_whole(options: argparse.Namespace, documents: list[str], work: Path) -> dict[str, Any]:
+def measure_whole(options: argparse.Namespace, documents: list[str], work: Path) -> list[dict[str, Any]]:
     folder = work / "whole"
     folder.mkdir()
     paths = _plain_copies(documents, folder, 1)
@@ -266,15 +271,9 @@ def measure_whole(options: argparse.Namespace, documents: list[str], work: Path)
     steps = {**result["seconds"], "rest": total - sum(result["seconds"].values())}
     for name, seconds in steps.items():
         print(f"whole: {name:12} {seconds:7.2f} s  {100 * seconds / total:5.1f} %")
-    return {
-        "ratio": None,
-        "peer": None,
-        "ours": round(total, 2),
-        "unit": "s",
-        "seconds": {name: round(seconds, 2) for name, seconds in steps.items()},
-        "documents": result["documents"],
-        "tokens": result["tokens"],
-    }
+    shares = {name: {"seconds": round(taken, 2), "share": round(taken / total, 3)} for name, taken in steps.items()}
+    facts = {"name": "prepare: whole", "seconds": round(total, 2), "steps": shares, "tokens": result["tokens"]}
+    return [facts]
 
 
 def main() -> None:
@@ -285,7 +284,7 @@ def main() -> None:
         "--tokenizer", type=Path, help="vocabulary for the part tokenise; else one of 16,384 is trained"
     )
     parser.add_argument("--megabytes", type=float, help="only the first so many")
-    parser.add_argument("--parts", default="tokenise", help=f"of {','.join(PARTS)}, or all")
+    parser.add_argument("--parts", default="train,tokenise", help=f"of {','.join(PARTS)}, or all")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--vocab-size", type=int, default=16384)
@@ -293,30 +292,27 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="settings for the parts memory and whole")
     parser.add_argument("--json", action="store_true", help="nothing but the last line")
     options = parser.parse_args()
-    parts = PARTS if options.parts == "all" else options.parts.split(",")
-    if unknown := set(parts) - set(PARTS):
+    asked = PARTS if options.parts == "all" else options.parts.split(",")
+    if unknown := set(asked) - set(PARTS):
         parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
+    told = sys.stdout
     if options.json:
-        sys.stdout, told = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
-    else:
-        told = sys.stdout
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     measures = {
-        "tokenise": measure_tokenise,
-        "train": measure_train,
-        "memory": measure_memory,
         "whole": measure_whole,
+        "memory": measure_memory,
+        "train": measure_train,
+        "tokenise": measure_tokenise,
     }
     documents = read_documents_of(options.corpus, options.megabytes)
-    results: dict[str, Any] = {}
+    megabytes = round(sum(len(document.encode()) for document in documents) / 1e6, 1)
     with tempfile.TemporaryDirectory(prefix="remask-bench-") as folder:
-        for part in parts:
-            results[part] = measures[part](options, documents, Path(folder))
-    first = results[parts[0]]
-    line = {key: first[key] for key in ("ratio", "peer", "ours", "unit")} | {"parts": results}
-    line["megabytes"] = round(sum(len(document.encode()) for document in documents) / 1e6, 1)
-    line["held_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
-    print(json.dumps(line), file=told)
+        for part in (part for part in PARTS if part in asked):
+            for facts in measures[part](options, documents, Path(folder)):
+                print(
+                    json.dumps({**facts, "megabytes": megabytes, "processes": options.processes}), file=told, flush=True
+                )
 
 
 if __name__ == "__main__":
