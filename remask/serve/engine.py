@@ -29,7 +29,6 @@ Pair = tuple[str, str]
 Row = tuple[np.ndarray, np.ndarray]  # ids, segment ids
 ResultT = TypeVar("ResultT")
 
-MAX_ANSWER_TOKENS = 30
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 
@@ -215,35 +214,36 @@ class Model:
     # ------------------------------------------------------------------------------------- answers and choices
 
     def answer(self, question: str, context: str) -> Answer:
-        """The piece of the context that answers the question; a long context is read in overlapping windows."""
+        """The piece of the context that answers the question, empty where it has none."""
+        return self.answers([(question, context)])[0]
+
+    def answers(self, pairs: Sequence[Pair]) -> list[Answer]:
+        """The same for many (question, context); a long context is read in overlapping windows."""
+        from remask.tasks.squad import Question, answers_from_rows, encode_questions
+
         self._need("answer")
-        asked = self.tokenizer.encode(question)
-        ids, spans = self.tokenizer.encode_with_offsets(context)
-        room = self._frame.room(2) - len(asked)
-        if len(asked) == 0 or len(ids) == 0 or room < 8:
-            raise DataError("question and context must have words, and the question must leave room for the context")
-        step = max(1, room // 2)
-        starts = [0, *range(step, max(1, len(ids) - room + step), step)]
-        rows = [self._frame.join([asked, ids[start : start + room]]) for start in starts]
+        if not pairs:
+            return []
+        asked = [Question(str(i), q, c, (), "", _short(q)) for i, (q, c) in enumerate(pairs)]
+        rows = encode_questions(asked, self.tokenizer, self._frame, stride=self._frame.room(2) // 4)
 
-        def read(batch: Batch, hidden_BSD: Tensor) -> list[tuple[np.ndarray, float]]:
-            logits_BS2 = self.network.span(hidden_BSD).float().cpu().numpy()
-            sure = [0.0] * batch.num_rows
+        def read(batch: Batch, hidden_BSD: Tensor) -> list[np.ndarray]:
+            logits = [self.network.span(hidden_BSD)]
             if self.heads.answerable:
-                sure = self.network.answerable(hidden_BSD, batch.lengths_B).float().tolist()
-            return list(zip(logits_BS2, sure, strict=True))
+                sure_B = self.network.answerable(hidden_BSD, batch.lengths_B)
+                logits.append(sure_B[:, None, None].expand(-1, hidden_BSD.shape[1], 1))
+            rows_BSC = torch.cat(logits, dim=2).float().cpu().numpy()
+            return [row[:length] for row, length in zip(rows_BSC, batch.lengths_B.tolist(), strict=True)]
 
-        first = self._frame.second_start(len(asked))
-        best, none, sure = (-np.inf, 0, 0, 0.0), np.inf, -np.inf
-        for (logits_S2, answerable), start in zip(self._run(rows, read), starts, strict=True):
-            size = min(room, len(ids) - start)
-            found = _best_span(logits_S2, first, size)
-            best = max(best, (found[0], start + found[1], start + found[2], found[3]))
-            none, sure = min(none, float(logits_S2[0].sum())), max(sure, answerable)
-        if (sure < 0.0) if self.heads.answerable else (none > best[0]):
-            return Answer("", 0, 0, best[3])
-        begin, end = int(spans[best[1], 0]), int(spans[best[2], 1])
-        return Answer(context[begin:end], begin, end, best[3])
+        segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
+        outputs = self._run(list(zip(rows.ids, segments, strict=True)), read)
+        found = []
+        for number, said in enumerate(answers_from_rows(outputs, rows, asked)):
+            here = [o for o, window in zip(outputs, rows.facts, strict=True) if window.question == number]
+            score = max(_probability(said.score, logits_S2) for logits_S2 in here)
+            text = said.text if said.null_odds <= 0 else ""
+            found.append(Answer(text, said.start if text else 0, said.start + len(text) if text else 0, score))
+        return found
 
     def choose(self, text: str, options: Sequence[str], *, long_texts: LongTexts = "error") -> Choice:
         """Which of the options goes with the text."""
@@ -350,17 +350,10 @@ class Model:
         return batch.map(lambda array: torch.from_numpy(array).to(self.device))
 
 
-def _best_span(logits_S2: np.ndarray, first: int, size: int) -> tuple[float, int, int, float]:
-    """(score, first and last token of the text, probability) of the best answer within a window."""
-    start, end = logits_S2[first : first + size, 0], logits_S2[first : first + size, 1]
-    width = min(MAX_ANSWER_TOKENS, size)
-    ends = np.lib.stride_tricks.sliding_window_view(np.pad(end, (0, width - 1), constant_values=-np.inf), width)
-    scores = start[:, None] + ends
-    a, length = np.unravel_index(int(scores.argmax()), scores.shape)
-    with_none = logits_S2[np.r_[0, first : first + size]].astype(np.float64)
-    total = float(np.logaddexp.reduce(with_none[:, 0]) + np.logaddexp.reduce(with_none[:, 1]))
-    best = float(scores[a, length])
-    return best, int(a), int(a + length), float(np.exp(best - total))
+def _probability(score: float, logits_S2: np.ndarray) -> float:
+    """How likely a span with this score is in a window: its start's times its end's probability."""
+    total = np.logaddexp.reduce(logits_S2[:, :2].astype(np.float64), axis=0).sum()
+    return float(min(1.0, np.exp(score - total)))
 
 
 def _short(text: str) -> str:
