@@ -148,11 +148,10 @@ def _claim(run: QuickstartRun, out: Path) -> None:
 
 def _prepare(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any]:
     """Documents, a vocabulary and token shards; the counts that the report shows."""
-    sources = [{"name": "corpus", "paths": list(run.corpus) or ["pydocs:"]}]
+    sources = [{"name": "corpus", "paths": list(run.corpus) or ["pydocs:"], "max_bytes": run.max_corpus_bytes}]
     settings = {
         "seed": run.seed,
         "text.sources": sources,
-        "text.max_bytes": run.max_corpus_bytes,
         "text.heldout_fraction": run.heldout_fraction,
         # One document a module stays one, so that no module is on both sides of the task's split.
         "text.reading.max_document_bytes": run.max_document_bytes if run.corpus else None,

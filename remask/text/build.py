@@ -43,6 +43,7 @@ from remask.workers import Engine, run_tasks
 
 DROPS = "drops.jsonl"
 UNPACK_BYTES = 4 << 20
+SMALL_BYTES = 2 << 20
 _SPLITS = {TRAIN: "train", HELDOUT: "heldout"}
 
 
@@ -69,6 +70,8 @@ def build_documents(
         if (out / MANIFEST).exists():
             return _finished(out, config, inputs, progress)
         _keep_if_same(work, {"config": config, "inputs": inputs}, progress)
+        if engine == "local" and sum(file.size for found in files for file in found) < SMALL_BYTES:
+            workers = 1  # done sooner than processes start
         layouts = [_layout(*pair, settings, progress) for pair in zip(settings.sources, files, strict=True)]
         files = _unpack_few(settings, files, work, workers, engine)
         facts, parts = _read(settings, files, layouts, work, seed, workers, engine, progress)

@@ -1,0 +1,160 @@
+"""The whole way in seconds: on the Python documentation, on a user's own text, stopped and gone on, with bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["--set", "steps=6", "--set", "vocab_size=500", "--set", "preset=roberta_tiny", "--set", "seeds=1"]
+TINY += ["--set", "task_epochs=1", "--set", "task_passages=160", "--set", "heldout_fraction=0.2"]
+
+
+def quickstart(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "remask", "quickstart", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "NO_COLOR": "1"})
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Sixty small files, each about something of its own."""
+    folder = tmp_path_factory.mktemp("texts")
+    things = ["river", "engine", "garden", "letter", "window", "captain", "market", "winter", "piano", "desert"]
+    for number in range(60):
+        mine = [things[(number * k + k * k) % 10] for k in (1, 2, 3)]
+        sentences = [
+            f"The {mine[i % 3]} of house {number} was seen by {things[(i + number) % 10]} people on day {i}."
+            f" Nobody knew why the {mine[(i + 1) % 3]} stood there, or who had brought it."
+            for i in range(14)
+        ]
+        (folder / f"{number:02d}.txt").write_text("\n".join(sentences))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "out"
+    done = quickstart(str(texts), "--out", str(out), *TINY, "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads((out / "quickstart.json").read_text())
+    return out
+
+
+def test_the_python_documentation_all_the_way(tmp_path: Path) -> None:
+    run = ROOT / "runs" / "smoke" / "quickstart.yaml"
+    done = quickstart(str(run), "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for words in ("What it fills in", "Held-out loss", "which library is this passage from?", "Try next:"):
+        assert words in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+    facts = json.loads((tmp_path / "out/quickstart.json").read_text())
+    assert facts["samples"]
+    assert 0 < facts["task"]["pretrained"]["median"] <= 1
+    train, test = (
+        [json.loads(line) for line in (tmp_path / f"out/finetune/{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "test")
+    )
+    assert not {row["text"] for row in train} & {row["text"] for row in test}
+    for row in train + test:
+        assert row["label"].lower() not in row["text"].lower()
+
+
+def test_the_report_is_one_file_with_the_numbers(finished: Path) -> None:
+    html = (finished / "report.html").read_text()
+    facts = json.loads((finished / "quickstart.json").read_text())
+    assert f"{facts['evaluation']['loss']:.2f}" in html
+    assert f"{facts['corpus']['unigram_nats']:.2f}" in html
+    for word in ("<script", "http://", "https://", " src="):
+        assert word not in html
+
+
+def test_the_model_loads_in_transformers_and_answers_alike(finished: Path) -> None:
+    import torch
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    import remask
+
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    model, info = AutoModelForMaskedLM.from_pretrained(finished / "model", output_loading_info=True)
+    assert not info["missing_keys"]
+    assert not info["unexpected_keys"]
+    text = "The <mask> of house 7 was seen by many people."
+    ours = remask.load(finished / "model").fill_mask(text, top=3)
+    batch = tokenizer(text, return_tensors="pt")
+    place = int((batch["input_ids"][0] == tokenizer.mask_token_id).nonzero()[0])
+    with torch.no_grad():
+        probs = model(**batch).logits[0, place].softmax(-1)
+    assert [a.token for a in ours] == probs.topk(3).indices.tolist()
+    assert [a.score for a in ours] == pytest.approx(probs.topk(3).values.tolist(), abs=1e-4)
+
+
+def test_the_same_command_again_trains_nothing(finished: Path, texts: Path) -> None:
+    before = (finished / "pretrain/metrics.jsonl").read_bytes()
+    done = quickstart(str(texts), "--out", str(finished), *TINY)
+    assert done.returncode == 0, done.stderr
+    assert (finished / "pretrain/metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("stage", ["pretrain", "fine-tune"])
+def test_stopped_anywhere_the_same_command_ends_with_the_same_model(
+    finished: Path, texts: Path, tmp_path: Path, stage: str
+) -> None:
+    command = [sys.executable, "-m", "remask", "quickstart", str(texts), "--out", str(tmp_path / "out"), *TINY]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr is not None
+        for line in child.stderr:
+            if line.startswith(stage) and "..." in line:
+                time.sleep(0.2)
+                child.send_signal(signal.SIGINT)
+                break
+        child.communicate(timeout=120)
+    assert child.returncode in (0, 75)
+    done = quickstart(str(texts), "--out", str(tmp_path / "out"), *TINY)
+    assert done.returncode == 0, done.stderr
+    one, two = (load_file(folder / "model/model.safetensors") for folder in (finished, tmp_path / "out"))
+    assert one.keys() == two.keys()
+    assert all((one[name] == two[name]).all() for name in one)
+    first, second = (json.loads((f / "quickstart.json").read_text())["task"] for f in (finished, tmp_path / "out"))
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    "make, code, message",
+    [
+        (lambda folder: None, 66, "no files there"),
+        (lambda folder: (folder / "a.txt").write_text(""), 65, "no document is left"),
+        (
+            lambda folder: (folder / "a.txt").write_text("A first line.\nAnd a second one."),
+            65,
+            "bytes in many documents",
+        ),
+    ],
+)
+def test_a_corpus_that_is_too_small_says_so(make, code: int, message: str, tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    make(tmp_path / "texts")
+    done = quickstart("texts", "--out", "out", *TINY, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "out/model").exists()
+
+
+def test_refusals(finished: Path, texts: Path, tmp_path: Path) -> None:
+    changed = quickstart(str(texts), "--out", str(finished), *TINY, "--minutes", "3")
+    assert changed.returncode == 78
+    assert "minutes 5.0 -> 3.0" in changed.stderr
+    (tmp_path / "file").write_text("")
+    unwritable = quickstart(str(texts), "--out", str(tmp_path / "file" / "out"), *TINY)
+    assert unwritable.returncode == 73
+    unknown = quickstart(str(texts), "--out", str(tmp_path / "x"), "--preset", "robeta_tiny")
+    assert unknown.returncode == 78
+    assert "did you mean roberta_tiny?" in unknown.stderr
