@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from remask.artifacts import lock, open_artifact, write_bytes, write_json
 from remask.commands import Common, common_options
@@ -27,6 +28,7 @@ from remask.errors import ConfigError, MissingInputError, OutputError
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.objectives import ObjectiveSettings
 from remask.progress import Progress
+from remask.schema import Batch
 from remask.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -94,6 +96,8 @@ def _run(
     from remask.data.batches import evaluation_batches, open_batches
     from remask.model.store import model_files
     from remask.objectives import Pretraining, held_out
+    from remask.study.report import training_report
+    from remask.study.runs import read_run
     from remask.tokenizer import load_tokenizer
     from remask.train.budget import planned_steps
     from remask.train.distributed import joined
@@ -121,7 +125,8 @@ def _run(
         facts = _preflight(run, out, network, batches, num_steps, world, progress)
         if dry_run:
             return {"dry_run": True, **facts}
-        write_facts = {**facts, "machine": _machine(), "unigram_nats": artifact.counts.get("unigram_nats")}
+        unigram_nats: float | None = artifact.counts.get("unigram_nats")
+        write_facts = {**facts, "machine": _machine(), "unigram_nats": unigram_nats}
         if world.is_first:
             write_json(out / "run.json", write_facts)
         result = train(
@@ -132,13 +137,17 @@ def _run(
             folder=out,
             identity=_identity(run, artifact.fingerprint, tokenizer),
             carried=model_files(network.settings, network.head_settings, prepared / "tokenizer"),
-            evaluate=lambda model: held_out(model, held, tokenizer.token_lengths),
+            evaluate=lambda model: {
+                **held_out(model, held, tokenizer.token_lengths),
+                "samples": _samples(model, held[0], tokenizer),
+            },
             progress=progress,
             seed=run.seed,
             allow_change=allow_change,
             world=world,
             name="pretrain",
             locked=True,
+            flops_per_token=facts["flops_per_token"],
         )
         found = {
             "step": result.step,
@@ -150,7 +159,8 @@ def _run(
         }
         if world.is_first:
             write_json(out / "run.json", {**write_facts, "result": found})
-        return {**found, "unigram_nats": write_facts["unigram_nats"], "parameters": facts["parameters"]}
+            write_bytes(out / "report.html", training_report(read_run(out), unigram_nats).encode())
+        return {**found, "unigram_nats": unigram_nats, "parameters": facts["parameters"]}
 
 
 def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress) -> Network:
@@ -210,7 +220,7 @@ def _preflight(
     progress: Progress,
 ) -> dict[str, Any]:
     from remask.train import preflight
-    from remask.train.precision import products_per_second
+    from remask.train.precision import choose_device, products_per_second
 
     if run.train.trainable_top_layers is not None:
         network.train_top_layers(run.train.trainable_top_layers)
@@ -229,14 +239,43 @@ def _preflight(
         num_steps=num_steps,
         checkpoint_bytes=12 * parameters,
         free_bytes=shutil.disk_usage(place).free,
-        flops_per_second=world.size * products_per_second(run.train.device),
+        flops_per_second=world.size * products_per_second(choose_device(run.train.device)),
     )
     if world.is_first:
         for line in preflight.lines(facts, run.train):
             progress.say(f"  {line}")
         for line in preflight.warnings(facts, run.train):
             progress.warn(line)
-    return {**dataclasses.asdict(facts), "data": batches.describe()}
+    return {**dataclasses.asdict(facts), "flops_per_token": facts.flops_per_token, "data": batches.describe()}
+
+
+def _samples(model: Network, batch: Batch, tokenizer: Tokenizer, count: int = 3, reach: int = 12) -> list[list[str]]:
+    """What the model answers at the middle masked place of some held-out rows: [text around it, truth, answers]."""
+    import torch
+
+    assert batch.masked_positions_M is not None
+    assert batch.masked_labels_M is not None
+    device = next(model.parameters()).device
+    columns = batch.input_ids_BS.shape[1]
+    rows = batch.masked_positions_M // columns
+    chosen = [np.flatnonzero(rows == row) for row in range(min(count, batch.num_rows))]
+    picks = np.array([places[len(places) // 2] for places in chosen if len(places)], np.int64)
+    if not len(picks):
+        return []
+    tensors = batch.map(lambda array: torch.as_tensor(array).to(device))
+    hidden = model.encode(tensors, None)
+    logits = model.masked_lm(hidden, torch.as_tensor(batch.masked_positions_M[picks]).to(device))
+    best = logits.float().topk(3, dim=1).indices.tolist()
+    found = []
+    for pick, answers in zip(picks, best, strict=True):
+        row, column = divmod(int(batch.masked_positions_M[pick]), columns)
+        ids = batch.input_ids_BS[row]
+        left = tokenizer.decode(ids[max(0, column - reach) : column])
+        right = tokenizer.decode(ids[column + 1 : min(column + 1 + reach, int(batch.lengths_B[row]))])
+        words = ", ".join(tokenizer.token_text(answer).strip() for answer in answers)
+        truth = tokenizer.token_text(int(batch.masked_labels_M[pick])).strip()
+        found.append([f"… {left.strip()} ___ {right.strip()} …", truth, words])
+    return found
 
 
 def _machine() -> dict[str, Any]:

@@ -67,8 +67,8 @@ def steps_in_time(
 
     steps = most or max(1, int(seconds / per_step))
     for _ in range(5):  # fewer steps may mean fewer evaluations: settle
-        evaluations = _times(settings.every(settings.eval_every, steps, run.EVALUATIONS), steps)
-        saves = _times(settings.every(settings.save_every, steps, run.SAVES), steps)
+        evaluations = _times(settings.evaluates_every(steps), steps)
+        saves = _times(settings.saves_every(steps), steps)
         left = seconds - run.seconds - evaluations * per_evaluation - saves * per_save
         fitting = run.step + max(1, int(left / per_step))
         steps = min(fitting, most) if most else fitting

@@ -17,7 +17,28 @@ import numpy as np
 WINDOW = 256
 RECENT = 64
 FEWEST = 96  # losses before a spike can be told from the fall at the start
+MOST_NAMED = 100_000  # examples that a record names one by one
 NEW_LEVEL_AFTER = 3  # spikes in a row are a new level: updates were skipped, so the model did not cause them
+
+
+class Consumed:
+    """What was read since a cursor: how many examples and, while they are few, which.
+
+    Batches are a pure function of the cursor, so beyond that the two cursors still name them all."""
+
+    def __init__(self, from_cursor: Mapping[str, Any], examples: list[int] | None = None, count: int = 0) -> None:
+        self._from_cursor, self.count = dict(from_cursor), count
+        self._examples: list[int] | None = list(examples or []) if len(examples or []) == count else None
+
+    def add(self, examples: Sequence[int]) -> None:
+        self.count += len(examples)
+        if self._examples is not None:
+            self._examples.extend(examples)
+        if self.count > MOST_NAMED:
+            self._examples = None
+
+    def state(self) -> dict[str, Any]:
+        return {"from_cursor": self._from_cursor, "examples": self._examples, "count": self.count}
 
 
 class Guard:
@@ -51,8 +72,8 @@ class Guard:
     def record_skip(self, step: int, reason: str, examples: Sequence[int]) -> None:
         self.skipped.append({"step": step, "reason": reason, "examples": list(examples)})
 
-    def record_rollback(self, step: int, to_step: int, examples: Sequence[int]) -> None:
-        self.rollbacks.append({"step": step, "to_step": to_step, "examples": list(examples)})
+    def record_rollback(self, step: int, to_step: int, passed: Consumed, to_cursor: Mapping[str, Any]) -> None:
+        self.rollbacks.append({"step": step, "to_step": to_step, **passed.state(), "to_cursor": dict(to_cursor)})
         self.bad_in_a_row = 0
 
     def state(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from remask.train.session import Session
 from remask.train.settings import TrainSettings
 from remask.train.step import forward_backward
 
-Evaluate = Callable[[Any], Mapping[str, float]]
+Evaluate = Callable[[Any], Mapping[str, Any]]  # numbers by name, and lists (samples) for the log alone
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,18 @@ def train(
     world: World | None = None,
     name: str = "train",
     locked: bool = False,
+    flops_per_token: float = 0.0,
 ) -> TrainResult:
     """Train until the budget is used, going on where an earlier call in this folder stopped.
 
-    `locked`: the caller holds the folder's lock already.
+    `locked`: the caller holds the folder's lock already. `flops_per_token`: of a step, forward and backward; given, the
+    share of the machine's peak (perf/mfu) is logged.
     """
     world = world or World()
     with ExitStack() as stack:
         if world.is_first and not locked:
             stack.enter_context(lock(folder))
-        run = Session(model, objective, settings, folder, identity, carried, progress, seed, world)
+        run = Session(model, objective, settings, folder, identity, carried, progress, seed, world, flops_per_token)
         stack.callback(run.close)
         batches = run.restore_or_start(batches, evaluate, allow_change)
         ahead = stack.enter_context(Ahead(batches, settings.prefetch))

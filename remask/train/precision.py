@@ -165,13 +165,13 @@ class Precision:
         self.scale, self.calm_steps = float(state["scale"]), int(state["calm_steps"])
 
 
-def products_per_second(device: str) -> float:
-    """Floating-point operations a second in plain fp32 products: what a time estimate starts from."""
-    chosen = choose_device(device)
-    matrix = torch.ones(512, 512, device=chosen)
+def products_per_second(device: torch.device, precision: str = "fp32") -> float:
+    """Floating-point operations a second in matrix products: what time estimates and shares of the peak refer to."""
+    size = 1024
+    matrix = torch.ones(size, size, device=device, dtype=_DTYPES.get(precision, torch.float32))
     best = float("inf")
     for _ in range(4):
         start = time.perf_counter()
         float((matrix @ matrix)[0, 0])
         best = min(best, time.perf_counter() - start)
-    return 2 * 512**3 / best
+    return 2 * size**3 / best

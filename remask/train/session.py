@@ -7,7 +7,6 @@ log window, loss scale. Not here: the order of these steps (loop).
 
 from __future__ import annotations
 
-import itertools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +22,10 @@ from remask.progress import Progress
 from remask.schema import Batch, BatchSource, Objective
 from remask.train import budget, checkpoint
 from remask.train.distributed import World
-from remask.train.guard import Guard
+from remask.train.guard import Consumed, Guard
 from remask.train.log import Metrics, Window
 from remask.train.optim import Average, Optimizer
-from remask.train.precision import Precision, choose_device, choose_precision
+from remask.train.precision import Precision, choose_device, choose_precision, products_per_second
 from remask.train.schedule import lr_fraction
 from remask.train.settings import TrainSettings
 from remask.train.step import Step
@@ -34,8 +33,6 @@ from remask.train.step import Step
 
 class Session:
     """One run in one folder, from its start or from where it stopped."""
-
-    SAVES, EVALUATIONS = 10, 20  # over a run, where no distance is given
 
     def __init__(
         self,
@@ -48,6 +45,7 @@ class Session:
         progress: Progress,
         seed: int,
         world: World,
+        flops_per_token: float,
     ) -> None:
         self.objective, self.settings, self.seed, self.world = objective, settings, seed, world
         self._folder, self._identity, self._progress = folder, json.loads(json.dumps(identity)), progress
@@ -57,6 +55,8 @@ class Session:
         if settings.precision == "auto":
             self.say(f"  precision {name} on {self.device}: {reason}")
         self.precision = Precision(name, self.device)
+        self._flops_per_token = flops_per_token
+        self._peak = world.size * products_per_second(self.device, name) if flops_per_token else 0.0
         self.optimizer = Optimizer(self.model, settings)
         self.average = Average(self.model, settings.ema_decay) if settings.ema_decay else None
         self.checkpoints = checkpoint.Checkpoints(folder, carried, settings.keep_checkpoints, progress.warn)
@@ -73,7 +73,7 @@ class Session:
         self._started = self._window_started = time.monotonic()
         self._window_tokens = 0
         self._good_step = -1  # of the last planned checkpoint outside a series of bad steps: where to go back to
-        self._consumed: list[list[int]] = []  # the examples since then, step by step
+        self._since = Consumed({})  # what was read since then
         self._metrics: Metrics | None = None
 
     # ------------------------------------------------------------------------------------- start and resume
@@ -141,11 +141,11 @@ class Session:
 
     @property
     def save_every(self) -> int:
-        return self.settings.every(self.settings.save_every, self.num_steps, self.SAVES)
+        return self.settings.saves_every(self.num_steps)
 
     @property
     def eval_every(self) -> int:
-        return self.settings.every(self.settings.eval_every, self.num_steps, self.EVALUATIONS)
+        return self.settings.evaluates_every(self.num_steps)
 
     def say(self, message: str) -> None:
         if self.world.is_first:
@@ -206,7 +206,7 @@ class Session:
         self.tokens += tokens
         self._window_tokens += tokens
         examples = _example_ids(micro_batches)
-        self._consumed.append(examples)
+        self._since.add(examples)
         if reason:
             self.guard.record_skip(self.step, reason, examples)
             self._progress.warn(f"step {self.step:,}: update skipped: {reason}")
@@ -230,7 +230,10 @@ class Session:
             now = time.monotonic()
             speed = self._window_tokens / max(now - self._window_started, 1e-9)
             means |= {"train/learning_rate": self.learning_rate, "train/tokens": self.tokens}
-            self._write(means | {"perf/tokens_per_second": round(speed, 1)})
+            perf = {"perf/tokens_per_second": round(speed, 1)}
+            if self._peak:
+                perf["perf/mfu"] = round(speed * self._flops_per_token / self._peak, 4)
+            self._write(means | perf)
             self.last_metrics |= means
         self.window.clear()
         self._window_started, self._window_tokens = time.monotonic(), 0
@@ -241,11 +244,11 @@ class Session:
         started = time.monotonic()
         named = self.evaluated(evaluate)
         self._write(named)
-        self.last_metrics |= named
+        self.last_metrics |= {name: value for name, value in named.items() if isinstance(value, float)}
         self._window_started += time.monotonic() - started  # not part of the training speed
 
-    def evaluated(self, evaluate: Callable[[Any], Mapping[str, float]]) -> dict[str, float]:
-        """What `evaluate` says of the model as it would be saved now."""
+    def evaluated(self, evaluate: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+        """What `evaluate` says of the model as it would be saved now: numbers, and lists for the log alone."""
         if self.average is not None:
             self.average.swap(self.model)
         self.model.eval()
@@ -256,7 +259,9 @@ class Session:
             self.model.train()
             if self.average is not None:
                 self.average.swap(self.model)
-        return {name if "/" in name else f"eval/{name}": float(value) for name, value in found.items()}
+        lists = {name: value for name, value in found.items() if isinstance(value, list)}
+        numbers = {name: float(value) for name, value in found.items() if name not in lists}
+        return {name if "/" in name else f"eval/{name}": value for name, value in numbers.items()} | lists
 
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._metrics is not None:
@@ -274,7 +279,7 @@ class Session:
             return
         if planned and self.guard.bad_in_a_row == 0:
             self._good_step = self.step
-            self._consumed.clear()
+            self._since = Consumed(self.cursor)
         if self.world.is_first:
             assert self._metrics is not None
             self._metrics.sync()
@@ -308,7 +313,7 @@ class Session:
             "last_metrics": self.last_metrics,
             "metric_names": sorted(self.metric_names),
             "good_step": self._good_step,
-            "consumed": self._consumed,
+            "since_good_step": self._since.state(),
             "metrics_size": self._metrics.size if self._metrics is not None else 0,
         }
 
@@ -330,7 +335,7 @@ class Session:
         self.last_metrics, self.metric_names = dict(state["last_metrics"]), set(state["metric_names"])
         self._seconds_before, self._started = state["seconds"], time.monotonic()
         self._saved_step, self.last_checkpoint = self.step, found.folder
-        self._good_step, self._consumed = state["good_step"], list(state["consumed"])
+        self._good_step, self._since = state["good_step"], Consumed(**state["since_good_step"])
         return state["metrics_size"]
 
     @property
@@ -341,7 +346,7 @@ class Session:
         """Back to the last good checkpoint, over the examples since then, which are recorded by name."""
         # A kill from here on goes back to the same checkpoint, meets the same bad steps and ends up here again.
         guard, cursor, failed_step, tokens, seconds = self.guard, self.cursor, self.step, self.tokens, self.seconds
-        passed = list(itertools.chain.from_iterable(self._consumed))
+        passed = self._since
         if self.world.is_first:
             self.checkpoints.drop_after(self._good_step)
         found = self._newest()
@@ -352,16 +357,16 @@ class Session:
         losses = self.guard.losses
         self.guard = guard
         self.guard.losses = losses
-        self.guard.record_rollback(failed_step, self.step, passed)
+        self.guard.record_rollback(failed_step, self.step, passed, cursor)
         self.cursor, self.tokens = cursor, tokens
-        self._consumed.clear()
+        self._since = Consumed(cursor)
         self._seconds_before, self._started = seconds, time.monotonic()
         if self._metrics is not None:
             self._metrics.cut_back(size)
-        self._write({"event": "rollback", "from_step": failed_step, "examples_skipped": len(passed)})
+        self._write({"event": "rollback", "from_step": failed_step, "examples_skipped": passed.count})
         self._progress.warn(
             f"{self.settings.max_bad_steps} bad steps in a row: back from step {failed_step:,} to {self.step:,}, "
-            f"passing over {len(passed):,} examples"
+            f"passing over {passed.count:,} examples"
         )
         if len(guard.rollbacks) >= self.settings.max_rollbacks:
             told = "; ".join(f"step {r['step']:,} -> {r['to_step']:,}" for r in guard.rollbacks)

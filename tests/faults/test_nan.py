@@ -22,7 +22,8 @@ from remask.errors import DataError, GaveUpError, Stopped
 from remask.objectives import Pretraining
 from remask.progress import Progress
 from remask.schema import Loss, Part
-from remask.train.guard import FEWEST, NEW_LEVEL_AFTER, Guard
+from remask.train import guard as guard_module
+from remask.train.guard import FEWEST, NEW_LEVEL_AFTER, Consumed, Guard
 
 RUN = """
 base: roberta_tiny
@@ -141,7 +142,8 @@ def test_three_in_a_row_go_back_and_pass_over_the_examples_by_name(
     guard = state(tmp_path / "spoiled", 12)["guard"]
     (record,) = guard["rollbacks"]
     passed = [i for step, ids in spoiled.seen[10:18] for i in ids]  # steps 6 to 9, two micro-batches each
-    assert record["examples"] == passed
+    assert (record["examples"], record["count"]) == (passed, len(passed))
+    assert (record["from_cursor"], record["to_cursor"]) == ({"step": 5}, {"step": 9})
     assert {s["step"] for s in guard["skipped"]} == {7, 8, 9}
     # Step 6 was made again, with the examples after the bad ones.
     again = [ids for step, ids in spoiled.seen if step == 6]
@@ -188,6 +190,20 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_start_over_in_silence(
         with pytest.raises(DataError, match="every checkpoint is damaged"):
             pretrain(tmp_path / "run", tiny_prepared, 5)
     shutil.rmtree(tmp_path / "run")
+
+
+def test_beyond_many_examples_the_cursors_name_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard_module, "MOST_NAMED", 5)
+    consumed = Consumed({"step": 3})
+    consumed.add([1, 2, 3])
+    assert consumed.state() == {"from_cursor": {"step": 3}, "examples": [1, 2, 3], "count": 3}
+    again = Consumed(**json.loads(json.dumps(consumed.state())))
+    for one in (consumed, again):
+        one.add([4, 5])
+        one.add([6])
+        one = Consumed(**json.loads(json.dumps(one.state())))
+        one.add([7])
+        assert one.state() == {"from_cursor": {"step": 3}, "examples": None, "count": 7}
 
 
 # ------------------------------------------------------------------------------------------------- spikes

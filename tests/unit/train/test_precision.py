@@ -70,7 +70,7 @@ def test_devices() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(UnavailableError, match="no CUDA device"):
             choose_device("cuda")
-    assert products_per_second("cpu") > 1e6
+    assert products_per_second(CPU) > 1e6
 
 
 def test_the_loss_scale_halves_on_overflow_grows_after_calm_and_goes_on() -> None:
