@@ -200,11 +200,11 @@ class BlockEncoder:
         firsts = np.cumsum(counts) - counts
         lengths = self._lengths[ids]
         ahead = np.cumsum(lengths)
-        if len(begins):
-            total = np.append(ahead, 0)[firsts + counts - 1] - (ahead - lengths)[firsts]
-            if not np.array_equal(total, ends - begins):
-                raise DataError("the vocabulary does not give back the bytes of a text: not a byte-level one")
-        places = ahead - lengths + np.repeat(begins - (ahead - lengths)[firsts], counts)
+        before = ahead - lengths
+        if not np.array_equal(ahead[firsts + counts - 1] - before[firsts], ends - begins):
+            raise DataError("the vocabulary does not give back the bytes of a text: not a byte-level one")
+        places = before
+        places += np.repeat(begins - before[firsts], counts)
         pre, starts = self._starts.find(ids, places, text, firsts)
         return _assemble(ids, counts, begins, offsets, places, pre, starts, _word_places(sentences, text))
 
@@ -278,12 +278,11 @@ def _assemble(
     """A sentence starts at the first pre-token at or after its first character, in its own document."""
     ahead = np.concatenate([[0], np.cumsum(counts)])
     documents = ahead[np.searchsorted(begins, offsets)]
-    candidates = np.flatnonzero(pre)
-    found = np.searchsorted(places[candidates], sentences)
+    tokens = np.searchsorted(places, sentences)
     owner = np.searchsorted(offsets, sentences, side="right") - 1
-    # A sentence's place may be the space before it, in front of a document's first byte it cannot be.
-    inside = found < len(candidates)
-    tokens, owner = candidates[found[inside]], owner[inside]
+    if len(waiting := np.flatnonzero(~np.append(pre, True)[tokens])):  # not at a pre-token's start yet
+        candidates = np.append(np.flatnonzero(pre), len(ids))
+        tokens[waiting] = candidates[np.searchsorted(candidates, tokens[waiting])]
     tokens = tokens[tokens < documents[np.minimum(owner + 1, len(documents) - 1)]]
     firsts = documents[:-1][np.diff(documents) > 0]
     return Encoded(ids, documents, _marked(len(ids), firsts, tokens), starts)

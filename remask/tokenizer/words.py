@@ -16,11 +16,11 @@ from functools import lru_cache
 import numpy as np
 from tokenizers import pre_tokenizers
 
-# Classes of characters. OTHER is punctuation and symbols; BARE are letters of scripts without spaces.
-SPACE, LETTER, NUMBER, OTHER, MARK, BARE, BARE_MARK, INSIDE, UNKNOWN = range(9)
+# Classes of characters. OTHER is punctuation and symbols; BARE are letters of scripts without spaces. GPT-2's pattern
+# knows letters, numbers and the rest, marks being the rest: that class is in the two lowest bits.
+SPACE, LETTER, NUMBER, OTHER, BARE, MARK, BARE_MARK = 0, 1, 2, 3, 4 | 1, 4 | 3, 8 | 3
+INSIDE, UNKNOWN = 12, 13  # a token that starts within a character, one that holds only a part of it
 _LEADING, _APOSTROPHE, _LONE_SPACE = 1 << 8, 1 << 9, 1 << 10  # flags of a token
-# GPT-2's pattern knows letters, numbers and the rest, marks being the rest.
-_PATTERN_CLASS = np.array([SPACE, LETTER, NUMBER, OTHER, OTHER, LETTER, OTHER, INSIDE, UNKNOWN], np.uint8)
 WHITE = frozenset("\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000") | {
     chr(c) for c in range(0x2000, 0x200B)
 }
@@ -156,7 +156,7 @@ class TokenStarts:
         previous[1:] = last[:-1]
         previous[line_starts] = SPACE
         white = first == SPACE
-        pre = leading | (_PATTERN_CLASS[first] != _PATTERN_CLASS[previous])
+        pre = leading | ((first ^ previous) & 3 != 0)
         pre &= first != INSIDE
         pre[line_starts] = True
         after_lone = np.zeros(len(ids), bool)  # there the space belongs to the apostrophe's own pre-token
