@@ -402,7 +402,7 @@ def _copy(part: Part, low: int, high: int, task: _ShardTask, writer: DocumentWri
         sentences = shard.all_sentence_starts
         from_, to = np.searchsorted(sentences, [start, end])
         ends = np.asarray(shard.offsets[first + 1 : last + 1]) - start
-        text, places = shard.data[start:end].tobytes(), shard.place_lines(first, last)
+        text, places = shard.data[start:end], shard.place_lines(first, last)
         writer.add_bytes(text, ends, np.asarray(sentences[from_:to]) - start, places, last - first)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from remask import signals
 from remask.artifacts import output_errors
 from remask.documents import DocumentShard
 from remask.text.part import NAME, band_shape
@@ -114,6 +115,7 @@ def _mark_near(parts: list[Part], settings: DedupSettings, fates: np.ndarray, wo
     wanted = np.asarray(fates == TRAIN)
     least = settings.threshold * settings.num_hashes
     for band in range(num_bands):
+        signals.check()
         keys = _band_keys(parts, band, num_bands, work / "keys")
         for entries in _slices(keys, wanted & (keys != 0)):
             for first, second in _candidates(keys[entries], entries):

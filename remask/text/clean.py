@@ -24,7 +24,7 @@ _EMPTY_LINES = re.compile(r"\n\s*\n")
 _OWN_LINE = re.compile(r"(?:\s|[-*•+|>=~#]|\d+[.)]\s|:)")
 _LANGUAGE_SAMPLE = 2_000
 _MIN_REPETITION_CHARS = 200
-_REPETITION_SAMPLE = 8_000
+_REPETITION_SAMPLE = 4_000
 
 
 def normalise(text: str, settings: CleanSettings) -> str:

@@ -89,6 +89,7 @@ def find_files(source: SourceSettings, spool: Path) -> list[InputFile]:
 
 
 def _expand(path: str, source: SourceSettings, spool: Path) -> Iterator[InputFile]:
+    path = os.path.expanduser(path)
     if path == "-":
         yield _spooled(sys.stdin.buffer, "stdin", source, spool)
     elif path.startswith("hf:") or (path.startswith("pydocs:") and source.kind in ("auto", "pydocs")):
@@ -119,7 +120,8 @@ def _file(path: str, source: SourceSettings, otherwise: str) -> InputFile:
     kind, compression = kind_of(path)
     if source.kind != "auto":
         kind = source.kind
-    return InputFile(path, one_line(path), kind or otherwise, compression, os.stat(path).st_size)
+    # Absolute, since workers on other machines start elsewhere; its place is what the user called it.
+    return InputFile(os.path.abspath(path), one_line(path), kind or otherwise, compression, os.stat(path).st_size)
 
 
 def _folder(folder: str, source: SourceSettings) -> Iterator[InputFile]:

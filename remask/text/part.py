@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import rensa
 
+from remask import signals
 from remask.artifacts import output_errors, write_json
 from remask.documents import DocumentWriter
 from remask.text import stories
@@ -128,6 +129,7 @@ def _documents(task: Task, tally: Tally) -> Iterator[Document]:
         keep = settings.language.keep if source.languages is None else source.languages
         reading = Reading(source, settings.reading, task.layouts[portion.source], tally.changed)
         for record in read_portion(portion, reading):
+            signals.check()  # a part can take minutes; stopped here it is made again
             tally.read += 1
             if isinstance(record, Drop):
                 tally.drop(record)

@@ -20,11 +20,14 @@ _NEWLINE = rb"(?>\r\n|\r|\n)"
 # One newline and at least one line of nothing but space; possessive groups keep \r\n from being two newlines.
 BLANK_LINE = re.compile(_NEWLINE + rb"(?:[ \t\x0b\x0c]*" + _NEWLINE + rb")+")
 LINE_END = re.compile(_NEWLINE)
+# The same where there is no \r: a fixed first byte is found ten times faster.
+_ONLY_NEWLINES = {BLANK_LINE: re.compile(rb"\n(?:[ \t\x0b\x0c]*\n)+"), LINE_END: re.compile(rb"\n")}
 _BLANK_ONLY = re.compile(rb"(?:[ \t\x0b\x0c]*" + _NEWLINE + rb")*")
 _SPACE = b" \t\x0b\x0c\r\n"
 _SEPARATORS = {"blank": BLANK_LINE, "line": LINE_END, "file": None}
 _SAMPLE_BYTES = 1 << 20
 _TAIL_BYTES = 4096
+_WRAP_SAMPLE = 1 << 16  # characters that show whether a text is wrapped
 _SAMPLE_FILES = 8
 
 LAYOUT_LINES = {
@@ -76,7 +79,8 @@ def split_records(
         searched = len(buffer.rstrip(_SPACE))
         buffer += block or b""
         position = 0
-        for match in separator.finditer(buffer, searched) if separator else ():
+        pattern = _ONLY_NEWLINES[separator] if separator and b"\r" not in buffer else separator
+        for match in pattern.finditer(buffer, searched) if pattern else ():
             end, after = match.span()
             # A separator at the end of the buffer may go on in the next block; what follows then is blank.
             if not skipping:
@@ -172,7 +176,7 @@ def is_wrapped(text: str, min_lines: int = 20) -> bool:
     """Was the text wrapped at a fixed width? Then the next line's first word would not have fitted onto the line."""
     if text.count("\n") < min_lines:
         return False
-    lines = text[:_SAMPLE_BYTES].splitlines()
+    lines = text[:_WRAP_SAMPLE].splitlines()
     pairs = [(a, b) for a, b in itertools.pairwise(lines) if a.strip() and b.strip()]
     if len(pairs) < min_lines:
         return False

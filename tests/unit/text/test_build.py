@@ -17,6 +17,11 @@ from remask.text import sources
 from remask.text.settings import DedupSettings, SourceSettings, TextSettings
 
 
+@pytest.fixture(autouse=True)
+def _workers_even_for_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "SMALL_BYTES", 0)
+
+
 def many_files(folder: Path, texts, count: int = 6) -> Path:
     folder.mkdir()
     for number in range(count):
@@ -176,3 +181,24 @@ def test_the_wiki_format(shared_data: Path, build) -> None:
     text = (shared_data / "wiki" / "wiki.valid.txt").read_text(encoding="utf-8")
     assert documents.counts["documents"] == len([part for part in text.split("\n\n") if part.strip()])
     assert documents.counts["bytes"] == pytest.approx(len(text.encode()), rel=0.01)
+
+
+def test_a_signal_stops_within_a_part(tmp_path: Path, texts, monkeypatch) -> None:
+    from remask import signals
+    from remask.errors import Stopped
+
+    folder = many_files(tmp_path / "data", texts)
+    whole = stage.build_documents(settings_for(folder), tmp_path / "whole").folder
+    monkeypatch.setattr(signals, "requested", iter([False] * 10 + [True]).__next__)
+    with pytest.raises(Stopped, match="run the same command again"):
+        stage.build_documents(settings_for(folder), tmp_path / "out")
+    monkeypatch.undo()
+    again = stage.build_documents(settings_for(folder), tmp_path / "out").folder
+    assert files_of(again) == files_of(whole)
+
+
+def test_relative_paths_are_called_as_the_user_did(tmp_path: Path, texts, monkeypatch) -> None:
+    many_files(tmp_path / "data", texts)
+    monkeypatch.chdir(tmp_path)
+    documents = read_documents(stage.build_documents(settings_for(Path("data")), tmp_path / "out").folder)
+    assert documents.shards[0].place(0) == "data/0.txt:byte 0"
