@@ -147,14 +147,12 @@ def _free_if_different(foreign: ForeignConfig, weights: ForeignWeights) -> Model
 
 def _present(table: list[Pair], weights: ForeignWeights, kind: str) -> list[Pair]:
     """Without what a file of that class may lack: a base model's pooler, and the second copy of the output bias."""
-
-    def optional(pair: Pair) -> bool:
-        name = pair.theirs[0]
-        return (kind == "Model" and "pooler" in name) or (name.endswith("decoder.bias") and kind.endswith(
-            ("ForMaskedLM", "ForPreTraining")
-        ) and not name.startswith("decoder"))  # fmt: skip
-
-    return [pair for pair in table if not optional(pair) or pair.theirs[0] in weights.entries]
+    optional = {"pooler"} if kind == "Model" else {"lm_head.decoder.bias", "predictions.decoder.bias"}
+    return [
+        pair
+        for pair in table
+        if pair.theirs[0] in weights.entries or not any(part in pair.theirs[0] for part in optional)
+    ]
 
 
 def _ignored(family: str, settings: ModelSettings) -> re.Pattern[str]:

@@ -365,6 +365,16 @@ def test_relatives_of_roberta_and_saved_prefixes_are_read(tmp_path: Path) -> Non
         assert_alike(our_outputs(open_model(folder).network, "roberta"), expected)
 
 
+@pytest.mark.parametrize("family", ["roberta", "bert", "albert", "modernbert"])
+def test_without_a_class_in_the_config_the_names_tell(family: str, tmp_path: Path) -> None:
+    for kind in {"Model", "ForMaskedLM", "ForPreTraining"} & set(kinds(family)):
+        theirs = their_model(family, kind)
+        theirs.save_pretrained(tmp_path / kind)
+        config = json.loads((tmp_path / kind / "config.json").read_text())
+        (tmp_path / kind / "config.json").write_text(json.dumps({**config, "architectures": None}))
+        assert_alike(our_outputs(open_model(tmp_path / kind).network, family), their_outputs(theirs, family, kind))
+
+
 def test_a_pooler_beside_a_masked_lm_head_is_kept_but_not_handed_to_the_class(
     tmp_path: Path, tiny_tokenizers: dict[str, Path]
 ) -> None:

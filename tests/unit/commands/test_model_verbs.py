@@ -86,6 +86,16 @@ def test_export_and_import_and_back(model: Path, tmp_path: Path) -> None:
     assert run("fill-mask", model, "The <mask>") == run("fill-mask", tmp_path / "back", "The <mask>")
 
 
+def test_a_folder_without_a_tokenizer_is_imported_but_not_used(model: Path, tmp_path: Path) -> None:
+    run("export", model, "--out", tmp_path / "hf")
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt"):
+        (tmp_path / "hf" / name).unlink()
+    run("import", tmp_path / "hf", "--out", tmp_path / "back")
+    assert not (tmp_path / "back" / "tokenizer").exists()
+    assert "has no tokenizer" in run("fill-mask", tmp_path / "back", "The <mask>", error=DataError)
+    assert "has no tokenizer" in run("export", tmp_path / "back", "--out", tmp_path / "hf2", error=DataError)
+
+
 def test_a_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
     run("export", model, "--out", tmp_path / "hf", "--dry-run")
     assert not (tmp_path / "hf").exists()
