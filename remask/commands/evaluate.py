@@ -2,7 +2,8 @@
 
 In: MODEL, names of tasks and the folder with their files. Out: a metric for each. A model that was fine-tuned on a
 task is only scored on its dev file; for any other task it is fine-tuned first, with the task's recipe, in OUT/TASK
-(which is kept, so that the same command goes on and repeats nothing). BLiMP needs no training, only a masked-LM head.
+(which is kept, so that the same command goes on and repeats nothing). BLiMP and perplexity (on the held-out text of
+prepared data) need no training, only a masked-LM head.
 Not here: how a task is read, trained or scored.
 """
 
@@ -26,9 +27,11 @@ from remask.tasks.specs import TASKS
 
 if TYPE_CHECKING:
     from remask.model.store import Loaded
+    from remask.tokenizer import Tokenizer
 
+MAX_WORD_DOCUMENTS = 64  # of each held-out source, for bits per byte of whole words
 GROUPS = {"glue": tuple(name for name in TASKS if name.startswith("glue:"))}
-ZERO_SHOT = ("blimp",)
+ZERO_SHOT = ("blimp", "perplexity")
 
 
 class EvaluateRun(Config):
@@ -37,7 +40,7 @@ class EvaluateRun(Config):
     seed: int = setting(0, "the first seed of fine-tuning", ge=0)
     seeds: int = setting(1, "fine-tuning runs a task", ge=1)
     model: str = setting("", "the model")
-    tasks: tuple[str, ...] = setting((), "glue (all of it), glue:NAME, ner, squad1, squad2, race, blimp")
+    tasks: tuple[str, ...] = setting((), "glue (all of it), glue:NAME, ner, squad1, squad2, race, blimp, perplexity")
     data: str = setting("", "folder with the tasks' files (or with folders named as the tasks')")
     max_train: int | None = setting(None, "train on so many examples a task at most", ge=1)
     max_dev: int | None = setting(None, "score on so many dev examples a task at most", ge=1)
@@ -92,8 +95,10 @@ def _expand(tasks: Sequence[str]) -> list[tuple[str, bool]]:
 
 
 def _one_task(run: EvaluateRun, task: str, loaded: Loaded, out: Path | None, progress: Progress) -> dict[str, Any]:
-    if task == "blimp":
-        return _blimp(run, loaded, progress)
+    if task in ZERO_SHOT:
+        if not loaded.heads.masked_lm:
+            raise DataError(f"{loaded.folder}: has no masked-LM head, which {task} needs")
+        return (_blimp if task == "blimp" else _perplexity)(run, loaded, progress)
     folder = _folder(run.data, task)
     own = _own_head(loaded, task)
     if own is not None:
@@ -133,13 +138,11 @@ def _own_head(loaded: Loaded, task: str) -> TaskModel | None:
 
 def _score_only(run: EvaluateRun, model: TaskModel, task: str, folder: Path) -> dict[str, Any]:
     from remask.tasks.rows import frame_for
-    from remask.tokenizer import load_tokenizer
 
     loaded = model.loaded
     problem = problems.open_problem(task, model.table, train=None, dev=None, folder=folder, max_dev=run.max_dev)
     problems.check_same_labels(problem, model.labels)
-    assert loaded.tokenizer_folder is not None
-    tokenizer = load_tokenizer(loaded.tokenizer_folder)
+    tokenizer = _tokenizer(loaded)
     settings = loaded.settings
     frame = frame_for(tokenizer, model.rows, model_length=settings.max_length, num_segments=settings.num_segments)
     rows = problems.encode(problem.dev, problem.kind, problem.labels, tokenizer, frame, model.rows)
@@ -149,6 +152,45 @@ def _score_only(run: EvaluateRun, model: TaskModel, task: str, folder: Path) -> 
     return {**result, **facts, "model": str(loaded.folder)}
 
 
+def _tokenizer(loaded: Loaded) -> Tokenizer:
+    from remask.tokenizer import load_tokenizer
+
+    if loaded.tokenizer_folder is None:
+        raise DataError(f"{loaded.folder}: has no tokenizer, so texts cannot be read for it")
+    return load_tokenizer(loaded.tokenizer_folder)
+
+
+def _perplexity(run: EvaluateRun, loaded: Loaded, progress: Progress) -> dict[str, Any]:
+    """Loss, perplexity, accuracy and bits per byte of masked tokens, on rows and masks that are the same for every
+    model with this vocabulary; and bits per byte of whole words, which compare across vocabularies."""
+    import torch
+
+    from remask.data.evaluation import evaluation_batches, is_comparable, word_batches
+    from remask.data.settings import DataSettings
+    from remask.objectives import held_out
+    from remask.tokenizer import load_tokenizer
+
+    base = Path(run.data)
+    prepared = base / "prepared" if (base / "prepared").is_dir() else base
+    if not (prepared / artifacts.MANIFEST).is_file():
+        raise MissingInputError(f"{prepared}: is no prepared data (remask prepare), which perplexity is measured on")
+    tokenizer = _tokenizer(loaded)
+    if load_tokenizer(prepared / "tokenizer").fingerprint != tokenizer.fingerprint:
+        raise DataError(f"{prepared}: was prepared with another vocabulary than that of {loaded.folder}")
+    settings = DataSettings(length=min(512, loaded.settings.max_length))
+    with progress.stage("perplexity") as stage, torch.inference_mode():
+        held = evaluation_batches(prepared, settings, tokenizer, max_rows=run.max_dev)
+        found = held_out(loaded.network, held, tokenizer.token_lengths)
+        if is_comparable(tokenizer):
+            words = word_batches(prepared, settings, tokenizer, max_documents=MAX_WORD_DOCUMENTS)
+            found = {
+                **found,
+                "word_bits_per_byte": held_out(loaded.network, words, tokenizer.token_lengths)["bits_per_byte"],
+            }
+        stage.update(len(held))
+    return {"metrics": dict(found), "metric": "perplexity", "notes": [], "data": {"prepared": str(prepared)}}
+
+
 def _blimp(run: EvaluateRun, loaded: Loaded, progress: Progress) -> dict[str, Any]:
     """Zero-shot, in the precision of the weights."""
     import torch
@@ -156,15 +198,10 @@ def _blimp(run: EvaluateRun, loaded: Loaded, progress: Progress) -> dict[str, An
     from remask.tasks.blimp import num_masked_rows, read_blimp, score_pairs
     from remask.tasks.rows import frame_for
     from remask.tasks.settings import RowSettings
-    from remask.tokenizer import load_tokenizer
 
-    if not loaded.heads.masked_lm:
-        raise DataError(f"{loaded.folder}: has no masked-LM head, which BLiMP needs")
-    if loaded.tokenizer_folder is None:
-        raise DataError(f"{loaded.folder}: has no tokenizer, so texts cannot be read for it")
+    tokenizer, network = _tokenizer(loaded), loaded.network
     base = Path(run.data)
     pairs = read_blimp(base / "blimp" if (base / "blimp").is_dir() else base, run.max_pairs)
-    tokenizer, network = load_tokenizer(loaded.tokenizer_folder), loaded.network
     settings = loaded.settings
     frame = frame_for(tokenizer, RowSettings(), model_length=settings.max_length, num_segments=settings.num_segments)
 
@@ -197,7 +234,9 @@ def render(values: Mapping[str, Any]) -> str:
 
 @click.command()
 @click.argument("model")
-@click.option("--tasks", required=True, help="Comma-separated: glue, glue:NAME, ner, squad1, squad2, race, blimp.")
+@click.option(
+    "--tasks", required=True, help="Comma-separated: glue, glue:NAME, ner, squad1, squad2, race, blimp, perplexity."
+)
 @click.option("--data", required=True, help="Folder with the tasks' files.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for fine-tuned models and results.json.")
 @click.option("--seeds", type=int, help="Fine-tuning runs a task; the result is their median.")
@@ -214,4 +253,5 @@ def command(common: Common, tasks: str, out: Path | None, **options: Any) -> Non
         _expand(built.run.tasks)
         return
     values = main(built.run, out, progress=common.progress)
-    common.result(values, render(values))
+    if finetuning.is_first_rank():
+        common.result(values, render(values))

@@ -9,6 +9,7 @@ width. `init_weights: false` trains the same network from scratch. The same comm
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -451,4 +452,10 @@ def command(
     if not built.run.init:
         raise UsageError("--init MODEL is needed")
     values = main(built.run, out, progress=common.progress, allow_change=common.allow_change)
-    common.result(values, render(values))
+    if is_first_rank():
+        common.result(values, render(values))
+
+
+def is_first_rank() -> bool:
+    """Under torchrun one process speaks for all."""
+    return int(os.environ.get("RANK", "0")) == 0

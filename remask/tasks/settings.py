@@ -51,6 +51,6 @@ class TaskBatchSettings(Config):
         samples=[1, 32], ge=1,
     )  # fmt: skip
     micro_tokens: int = switch(
-        16384, "most padded tokens in one forward pass; larger batches run in pieces", effect="speed",
-        samples=[64, 16384], ge=16,
+        8192, "most padded tokens in one forward pass; larger batches run in pieces", effect="speed",
+        samples=[64, 8192], ge=16,
     )  # fmt: skip

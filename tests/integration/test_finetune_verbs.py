@@ -134,6 +134,25 @@ def test_blimp_without_training(task_model: Path, tmp_path: Path) -> None:
     assert values["tasks"]["blimp"]["categories"] == {"order": 1.0}
 
 
+def test_perplexity_on_prepared_data(tiny_prepared: Path, task_model: Path, tmp_path: Path) -> None:
+    from remask.model.network import build_network
+    from remask.model.settings import HeadSettings, ModelSettings
+    from remask.model.store import save_model
+    from remask.tokenizer import load_tokenizer
+
+    size = load_tokenizer(tiny_prepared / "tokenizer").vocab_size
+    small = ModelSettings(vocab_size=size, num_layers=1, hidden_size=16, num_heads=2, ffn_size=32, max_length=32)
+    save_model(tmp_path / "m", build_network(small, HeadSettings(masked_lm=True), 0), tiny_prepared / "tokenizer")
+    values = invoke("evaluate", tmp_path / "m", "--tasks", "perplexity", "--data", tiny_prepared, "--max-dev", 32)
+    # An untrained network is about as unsure as a die with one side for each entry.
+    assert values["metrics"]["perplexity.perplexity"] == pytest.approx(size, rel=0.1)
+    assert 0 < values["metrics"]["perplexity.word_bits_per_byte"] < 20
+    with pytest.raises(DataError, match="prepared with another vocabulary"):
+        invoke("evaluate", task_model, "--tasks", "perplexity", "--data", tiny_prepared)
+    with pytest.raises(MissingInputError, match="is no prepared data"):
+        invoke("evaluate", task_model, "--tasks", "perplexity", "--data", tmp_path)
+
+
 def test_evaluate_says_what_is_missing(task_model: Path, tuned: Path, tmp_path: Path) -> None:
     def run(expected: type[RemaskError], message: str, out: Path | None = None, **values: Any) -> None:
         with pytest.raises(expected, match=message):
