@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from remask.artifacts import Artifact, publish
@@ -27,7 +27,7 @@ from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, read_hf_folde
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
 from remask.model.settings import HeadSettings, ModelSettings
-from remask.model.store import MODEL_JSON, WEIGHTS, Loaded, find_model, model_files, open_model
+from remask.model.store import MODEL_JSON, WEIGHTS, Loaded, find_model, model_files, open_model, write_weights
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 # Written by transformers 5 for tokenizers without a class of their own; 4.57 does not know it.
@@ -153,12 +153,6 @@ def write_own(folder: Path, source: Source) -> None:
     if source.tokenizer_folder is not None:
         (folder / "tokenizer").mkdir()
         copy_tokenizer_files(source.tokenizer_folder, folder / "tokenizer")
-
-
-def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """safetensors, readable by whoever may read the folder (the library makes it private)."""
-    save_file({name: tensor.clone().contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
-    path.chmod(0o644)
 
 
 def copy_tokenizer_files(source: Path, target: Path) -> list[str]:

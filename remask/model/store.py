@@ -9,6 +9,7 @@ compared before any weight is read. Not here: other layouts (interop), the optim
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -24,6 +25,7 @@ from safetensors.torch import save_file
 from remask.artifacts import MANIFEST, Artifact, open_artifact, publish
 from remask.config import dump
 from remask.errors import DataError, MissingInputError, RemaskError
+from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
 from remask.model.network import Network, empty_network
 from remask.model.settings import HeadSettings, ModelSettings
 
@@ -65,7 +67,8 @@ def model_files(
     """The files of a model besides its weights, for whoever writes a checkpoint: name -> contents or source."""
     files: dict[str, bytes | Path] = {MODEL_JSON: model_json(settings, heads, labels)}
     if tokenizer_folder is not None:
-        for path in sorted(p for p in tokenizer_folder.iterdir() if p.is_file() and p.name != MANIFEST):
+        # A Hugging Face folder is its own tokenizer folder: only those files of it, and none through a link outside.
+        for path in ForeignFolder(tokenizer_folder).present(sorted(TOKENIZER_FILES)):
             files[f"{TOKENIZER}/{path.name}"] = path
     return files
 
@@ -91,11 +94,20 @@ def save_model(
                 shutil.copyfile(contents, target)
             else:
                 target.write_bytes(contents)
-        weights = {name: tensor.detach().contiguous() for name, tensor in network.state_dict().items()}
-        save_file(weights, aside / WEIGHTS, metadata={"format": "pt"})
+        weights = {name: tensor.detach() for name, tensor in network.state_dict().items()}
+        write_weights(aside / WEIGHTS, weights)
         return {"parameters": sum(tensor.numel() for tensor in weights.values())}
 
     return publish(folder, "model", fill, config=dump(network.settings), inputs=inputs, replace=replace)
+
+
+def write_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """safetensors, with the rights that any new file has here (the library makes its files private)."""
+    own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    save_file(own, path, metadata={"format": "pt"})
+    mask = os.umask(0)
+    os.umask(mask)
+    path.chmod(0o666 & ~mask)
 
 
 # ------------------------------------------------------------------------------------------------- reading

@@ -50,7 +50,9 @@ def test_the_config_leaves_nothing_to_defaults(tmp_path: Path, bpe: Path) -> Non
     assert "id2label" not in config
     with safe_open(tmp_path / "hf" / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
-    assert (tmp_path / "hf" / "model.safetensors").stat().st_mode & 0o777 == 0o644
+    for name in ("own", "hf"):  # readable by whoever may read the other files
+        modes = {path.stat().st_mode for path in (tmp_path / name).iterdir() if path.is_file()}
+        assert len(modes) == 1
 
 
 def test_the_tokenizer_comes_along_with_the_models_length(tmp_path: Path, bpe: Path) -> None:
@@ -163,6 +165,15 @@ def test_an_opened_model_can_be_exported_too(tmp_path: Path, bpe: Path) -> None:
     export_hf(loaded, tmp_path / "hf")
     state = open_source(tmp_path / "hf").state
     assert state["encoder.embeddings.tokens.weight"][5].tolist() == [7.0] * 32
+
+
+def test_a_model_made_from_a_foreign_folder_takes_only_the_tokenizer_along(tmp_path: Path, bpe: Path) -> None:
+    export_hf(make(tmp_path / "own", bpe, HeadSettings(masked_lm=True)), tmp_path / "hf")
+    loaded = open_model(tmp_path / "hf")
+    save_model(tmp_path / "again", loaded.network, loaded.tokenizer_folder)
+    names = {path.name for path in (tmp_path / "again" / "tokenizer").iterdir()}
+    assert names == {path.name for path in bpe.iterdir()}
+    assert remask.load(tmp_path / "again").tokenize(["The dog"]) == remask.load(tmp_path / "own").tokenize(["The dog"])
 
 
 def test_a_pad_id_other_than_robertas_moves_the_positions(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> None:
