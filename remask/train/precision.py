@@ -94,8 +94,12 @@ def choose_device(device: str) -> torch.device:
     return chosen
 
 
-def choose_precision(precision: str, device: torch.device) -> tuple[str, str]:
-    """The format to use and a word on why. A format asked for by name is used or refused, never replaced."""
+def choose_precision(precision: str, device: torch.device, used: str | None = None) -> tuple[str, str]:
+    """The format to use and a word on why. A format asked for by name is used or refused, never replaced.
+
+    `used`: what this run has used so far. `auto` keeps it wherever it works, since the speed that it measures moves
+    with the load and a run must not change its format half-way.
+    """
     if precision == "fp32":
         return "fp32", "as asked"
     if precision != "auto":
@@ -103,6 +107,8 @@ def choose_precision(precision: str, device: torch.device) -> tuple[str, str]:
         if not works:
             raise UnavailableError(f"train.precision = {precision}: {reason}; use fp32 or auto")
         return precision, "as asked"
+    if used is not None and probe(used, str(device))[0]:
+        return used, "as this run began"
     if device.type == "cpu" and not _cpu_has_bf16():
         return "fp32", "this processor has no bf16 products"
     works, reason, ratio = _probe("bf16", str(device))

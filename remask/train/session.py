@@ -51,12 +51,8 @@ class Session:
         self._folder, self._identity, self._progress = folder, json.loads(json.dumps(identity)), progress
         self.device = choose_device(settings.device)
         self.model = _made_ready(model, settings).to(self.device)
-        name, reason = choose_precision(settings.precision, self.device)
-        if settings.precision == "auto":
-            self.say(f"  precision {name} on {self.device}: {reason}")
-        self.precision = Precision(name, self.device)
-        self._flops_per_token = flops_per_token
-        self._peak = world.size * products_per_second(self.device, name) if flops_per_token else 0.0
+        self._flops_per_token, self._peak = flops_per_token, 0.0
+        self.precision = Precision("fp32", self.device)  # settled in restore_or_start
         self.optimizer = Optimizer(self.model, settings)
         self.average = Average(self.model, settings.ema_decay) if settings.ema_decay else None
         self.checkpoints = checkpoint.Checkpoints(folder, carried, settings.keep_checkpoints, progress.warn)
@@ -87,9 +83,10 @@ class Session:
             raise DataError(
                 f"{self._folder}: every checkpoint is damaged; to train from the start, choose another --out"
             )
+        state = None if found is None else checkpoint.read_state(found)
+        self._settle_precision(None if state is None else state["precision"]["name"])
         size, planned = 0, None
-        if found is not None:
-            state = checkpoint.read_state(found)
+        if found is not None and state is not None:
             planned = state["budget"]
             self._check_identity(found, state, allow_change)
             size = self._load(found, state)
@@ -104,6 +101,15 @@ class Session:
             if self.save_every:
                 self.save()
         return batches
+
+    def _settle_precision(self, used: str | None) -> None:
+        name, reason = choose_precision(self.settings.precision, self.device, used)
+        name = self.world.first_says(name)  # ranks may have measured different speeds
+        if self.settings.precision == "auto":
+            self.say(f"  precision {name} on {self.device}: {reason}")
+        self.precision = Precision(name, self.device)
+        if self._flops_per_token:
+            self._peak = self.world.size * products_per_second(self.device, name)
 
     def _newest(self) -> Artifact | None:
         """Found and verified by rank 0; the others open the same one."""

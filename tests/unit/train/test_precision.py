@@ -48,6 +48,20 @@ def test_auto_takes_bf16_only_where_it_pays(monkeypatch: pytest.MonkeyPatch, rat
     assert choose_precision("auto", CPU)[0] == "fp32"
 
 
+def test_auto_keeps_what_the_run_began_with_where_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The measured speed moves with the machine's load; a resume must not follow it."""
+    monkeypatch.setattr(precision, "_PROBE", "print('{\"ratio\": 0.5}')")
+    monkeypatch.setattr(precision, "_cpu_has_bf16", lambda: True)
+    assert choose_precision("auto", CPU)[0] == "fp32"
+    assert choose_precision("auto", CPU, used="bf16") == ("bf16", "as this run began")
+    precision._probe.cache_clear()
+    monkeypatch.setattr(precision, "_PROBE", "print('{\"ratio\": 9.0}')")
+    assert choose_precision("auto", CPU, used="fp32") == ("fp32", "as this run began")
+    precision._probe.cache_clear()
+    monkeypatch.setattr(precision, "_PROBE", "raise RuntimeError('no')")
+    assert choose_precision("auto", CPU, used="bf16")[0] == "fp32"
+
+
 def test_the_answer_is_kept_for_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "_PROBE", "print('{\"ratio\": 2.0}')")
     first = probe("bf16", "cpu")
