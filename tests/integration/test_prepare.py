@@ -13,7 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from remask.artifacts import open_artifact
+from remask.commands.inspect import show_batch
 from remask.data.tokens import Tokens
+from remask.documents import read_documents
 from remask.tokenizer import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,6 +138,19 @@ def test_inspect_shows_batches_with_their_masks(prepared: tuple[Path, dict], tmp
     assert max(len(row["input_ids"]) for row in default["examples"]) > 64
 
 
+def test_masks_are_coloured_in_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"id": 7, "input_ids": [5, 6, 7], "tokens": ["The", "<mask>", "."], "targets": [None, " fox", "."]}
+    result = {"examples": [row]}
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "The[<mask>→ fox][.→.]" in show_batch(result)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    coloured = show_batch(result)
+    assert "The\x1b[7m<mask>\x1b[0m\x1b[32m fox\x1b[0m\x1b[4m.\x1b[0m" in coloured
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in show_batch(result)
+
+
 def test_an_existing_vocabulary_and_a_run_file(prepared: tuple[Path, dict], corpus: Path, tmp_path: Path) -> None:
     out, result = prepared
     run = tmp_path / "run.yaml"
@@ -150,6 +166,18 @@ def test_an_existing_vocabulary_and_a_run_file(prepared: tuple[Path, dict], corp
     tokenizer = load_tokenizer(tmp_path / "two" / "tokenizer")
     ids = Tokens.open(tmp_path / "two").sources["fox"].ids
     assert "\nThe fox number" in tokenizer.decode(ids[:100])
+
+
+def test_documents_are_kept_where_asked(corpus: Path, tmp_path: Path) -> None:
+    words = ["prepare", str(corpus / "one.txt"), "--vocab-size", "300", "--set", "text.dedup.near=off"]
+    done = _remask(*words, "--set", "keep_documents=true", "--out", str(tmp_path / "kept"))
+    assert done.returncode == 0, done.stderr
+    assert _remask(*words, "--out", str(tmp_path / "not")).returncode == 0
+    kept = read_documents(tmp_path / "kept" / "documents", verify=True)
+    assert sum(len(shard) for shard in kept.shards) == 40
+    assert {text for shard in kept.shards for text in shard.texts()} == set(DOCUMENTS[:40])
+    assert not (tmp_path / "not" / "documents").exists()
+    open_artifact(tmp_path / "kept", "prepared", verify=True)
 
 
 def test_wordpiece_for_the_baseline(corpus: Path, tmp_path: Path) -> None:
