@@ -9,7 +9,6 @@ of vocabulary. Not here: files and processes (commands/prepare.py), and the rule
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -26,8 +25,6 @@ Newlines = Literal["none", "token", "space"]
 BLOCK_BYTES = 4_000_000  # encoded at a time
 MIN_PORTION_BYTES, MAX_PORTION_BYTES = 4_000_000, 64_000_000  # of a task, and of a token shard
 MAX_WORDS_SEEN = 400_000  # about 100 MB
-# Spaces that may not be cut at: only single plain ones between words are sure to start a pre-token.
-_ODD_SPACE = re.compile(r"\s\s|[^\S ]|^ | $")
 _IS_SPACE = np.zeros(256, bool)
 _IS_SPACE[[9, 10, 11, 12, 13, 32]] = True
 
@@ -92,13 +89,6 @@ def plan_blocks(shards: Sequence[DocumentShard]) -> list[Blocks]:
 # ---------------------------------------------------------------------------------------- pieces -> ids, three ways
 
 
-def has_odd_space(text: str) -> bool:
-    """Whether there is white space at which a text may not be cut."""
-    if text.isprintable():  # then a plain space is all the white space there is
-        return "  " in text or text[:1] == " " or text[-1:] == " "
-    return _ODD_SPACE.search(text) is not None
-
-
 class WordTable:
     """Byte-level BPE by looking words up; words not seen before are asked of the tokenizers library."""
 
@@ -110,7 +100,7 @@ class WordTable:
     def encode(self, pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all pieces, one after the other, and how many each has."""
         texts = [piece.decode() for piece in pieces]
-        cut = [[text] if has_odd_space(text) else text.replace(" ", "\n ").split("\n") for text in texts]
+        cut = [[text] if words.has_odd_space(text) else text.replace(" ", "\n ").split("\n") for text in texts]
         if len(self._seen) > MAX_WORDS_SEEN:
             self._seen.clear()
         new = list(set().union(*cut).difference(self._seen))
@@ -216,11 +206,12 @@ class BlockEncoder:
             line = piece.decode()
             encoding = self.tokenizer.library_encoding(line)
             spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-            width = np.array([0, *(len(c.encode()) for c in line)], np.int64).cumsum() + begin
+            # Byte place of every character, and of the end.
+            place = np.append(np.flatnonzero((np.frombuffer(piece, np.uint8) & 0xC0) != 0x80), len(piece)) + begin
             numbers = np.array([-1 if n is None else n for n in encoding.word_ids], np.int64)
             ids.append(np.array(encoding.ids, np.int64))
             counts.append(len(encoding.ids))
-            places.append(width[spans[:, 0]])
+            places.append(place[spans[:, 0]])
             pre.append(np.diff(numbers, prepend=-1) != 0)
             starts.append(words.token_word_starts(line, spans))
         joined = [np.concatenate(part) if part else np.zeros(0, np.int64) for part in (ids, places, pre, starts)]

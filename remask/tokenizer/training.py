@@ -29,10 +29,11 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from remask import artifacts
 from remask.errors import DataError
-from remask.tokenizer.bulk import Blocks, has_odd_space, pieces_of
+from remask.tokenizer.bulk import Blocks, pieces_of
 from remask.tokenizer.codec import BYTE_OF_LETTER, LETTER_OF_BYTE, Tokenizer
 from remask.tokenizer.foreign import byte_bpe
 from remask.tokenizer.settings import NUM_BYTES, NUM_SPECIALS, TokenizerSettings
+from remask.tokenizer.words import has_odd_space
 
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 BERT_ALPHABET = 1000

@@ -10,6 +10,7 @@ Not here: which words get masked (data/masking).
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from functools import lru_cache
 
@@ -43,6 +44,8 @@ _BARE_RANGES = (
 )
 # Where Unicode has letters, marks and numbers.
 _ASSIGNED = ((0, 0xD800), (0xF900, 0x20000), (0x20000, 0x34000), (0xE0000, 0xE0200))
+# Spaces that may not be cut at: only single plain ones between words are sure to start a pre-token.
+_ODD_SPACE = re.compile(r"\s\s|[^\S ]|^ | $")
 _CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
 
 
@@ -74,11 +77,30 @@ def _class_table() -> np.ndarray:
     return table
 
 
+def has_odd_space(text: str) -> bool:
+    """Whether there is white space at which a text may not be cut."""
+    if text.isprintable():  # then a plain space is all the white space there is
+        return "  " in text or text[:1] == " " or text[-1:] == " "
+    return _ODD_SPACE.search(text) is not None
+
+
 # ------------------------------------------------------------------------------- any tokenizer, by characters
 
 
 def unit_starts(text: str) -> np.ndarray:
     """A bool per character: whether a word, or white space between words, starts there."""
+    if not text or has_odd_space(text):
+        return _unit_starts(text)
+    # Words between single spaces do not know of each other, and most were seen before.
+    return np.concatenate([_word_unit_starts(word) for word in text.replace(" ", "\n ").split("\n")])
+
+
+@lru_cache(maxsize=100_000)
+def _word_unit_starts(word: str) -> np.ndarray:
+    return _unit_starts(word)
+
+
+def _unit_starts(text: str) -> np.ndarray:
     classes = [character_class(character) for character in text]
     starts = np.zeros(len(text), bool)
     cuts = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str(text)

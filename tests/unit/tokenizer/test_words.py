@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
 from remask.tokenizer import Tokenizer
-from remask.tokenizer.words import SPACE, TokenStarts, character_class, token_word_starts, unit_starts
+from remask.tokenizer.words import (
+    SPACE,
+    TokenStarts,
+    _unit_starts,
+    character_class,
+    token_word_starts,
+    unit_starts,
+)
 
 PIECES = st.sampled_from(
     [
@@ -46,6 +53,12 @@ PIECES = st.sampled_from(
 def test_a_word_stands_between_spaces_without_the_punctuation_around_it(text: str, expected: str) -> None:
     starts = unit_starts(text)
     assert "".join(("|" if start else "") + letter for letter, start in zip(text, starts, strict=True)) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(PIECES, max_size=12).map("".join))
+def test_words_seen_before_are_cut_as_the_whole_text_is(text: str) -> None:
+    assert unit_starts(text).tolist() == _unit_starts(text).tolist()
 
 
 def _places(tokenizer: Tokenizer, text: str) -> tuple[np.ndarray, np.ndarray]:
