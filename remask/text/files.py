@@ -290,10 +290,10 @@ def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
                 data = raw.read(_ZSTD_INPUT)
                 if not data:
                     raise EOFError("the file ends in the middle")
-            block = unpacker.decompress(data)
+            unpacked = unpacker.decompress(data)
             data = b""
-            if block:
-                yield block
+            for start in range(0, len(unpacked), BLOCK):
+                yield unpacked[start : start + BLOCK]
         data = unpacker.unused_data or raw.read(_ZSTD_INPUT)
 
 

@@ -149,7 +149,8 @@ def guess_layout(files: list[InputFile], max_expansion: float) -> Layout:
     if len(files) >= 16 and sum(sizes) < len(files) * (64 << 10):
         return "file"
     samples = [_sample(file, max_expansion) for file in files[:_SAMPLE_FILES]]
-    if samples and all(is_wrapped(sample.decode(errors="replace")) for sample in samples if sample.strip()):
+    shown = [sample.decode(errors="replace") for sample in samples if sample.strip()]
+    if shown and all(is_wrapped(sample) for sample in shown):
         return "file"
     tails = [_tail(file) for file in files[:_SAMPLE_FILES] if not file.compression]
     return "blank" if any(BLANK_LINE.search(part.lstrip()) for part in (*samples, *tails)) else "line"

@@ -25,6 +25,9 @@ _NO_DEPTH = re.compile(
     r"(?i:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr|p|li|dt|dd|option|tr|td|th|tbody|thead|tfoot"
     r"|colgroup|html|head|body|script|style)"
 )
+_RECORD_MARK = b"WARC/1."
+_RECENT_BYTES = 1 << 18
+_MAX_RESUMES = 100  # in one file
 _PAGE_TYPES = ("text/html", "application/xhtml+xml")
 
 
@@ -97,14 +100,20 @@ def read_warc(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
     warc = _fastwarc()
     wanted = warc.WarcRecordType.response | warc.WarcRecordType.conversion
     with open_stream(portion.path, portion.compression, reading.source.max_expansion) as stream:
-        try:
-            source: Any = _Readable(stream)
-            for record in warc.ArchiveIterator(source, record_types=wanted, parse_http=True, stream_detect=False):
-                yield from _record(record, portion, reading)
-        except Damaged:
-            raise
-        except (OSError, ValueError, RuntimeError) as error:
-            raise Damaged("damaged file", f"{type(error).__name__}: {error}"[:200]) from error
+        source, passed = _Readable(stream), -1
+        for _ in range(_MAX_RESUMES):
+            try:
+                for record in warc.ArchiveIterator(source, record_types=wanted, stream_detect=False):
+                    passed = max(passed, record.stream_pos)
+                    yield from _record(record, portion, reading)
+                return
+            except (OSError, ValueError, RuntimeError) as error:
+                where = portion.at(f"after byte {max(0, passed)}")
+                yield Drop("damaged record", where, f"{type(error).__name__}: {error}"[:200])
+            passed = source.resume(passed + 1)
+            if passed < 0:
+                return
+        raise Damaged("damaged file", f"over {_MAX_RESUMES} damaged records")
 
 
 def _fastwarc() -> Any:
@@ -116,19 +125,44 @@ def _fastwarc() -> Any:
 
 
 class _Readable:
-    """The three calls that fastwarc makes; it stops hard on a stream that cannot say where it is."""
+    """The three calls that fastwarc makes (it stops hard on a stream that cannot say where it is), and going on after
+    garbage, where it gives up."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
+        self._queue = self._recent = b""  # still to be given again; given last
+        self._position = 0
 
     def read(self, size: int = -1) -> bytes:
-        return self._stream.read(size if size > 0 else 1 << 16) or b""
+        size = size if size > 0 else 1 << 16
+        if self._queue:
+            data, self._queue = self._queue[:size], self._queue[size:]
+        else:
+            data = self._stream.read(size) or b""
+        self._position += len(data)
+        self._recent = (self._recent + data)[-_RECENT_BYTES:]
+        return data
 
     def tell(self) -> int:
-        return self._stream.tell()
+        return self._position
 
     def seek(self, offset: int, whence: int = 0) -> int:
-        return self._stream.tell()
+        return self._position
+
+    def resume(self, after: int) -> int:
+        """Go to the next thing that looks like a record at or past `after`; where it stands, or -1."""
+        data, start = self._recent + self._queue, self._position - len(self._recent)
+        found = data.find(_RECORD_MARK, max(0, after - start))
+        while found < 0:
+            more = self._stream.read(1 << 16)
+            if not more:
+                return -1
+            kept = data[1 - len(_RECORD_MARK) :]
+            start += len(data) - len(kept)
+            data = kept + more
+            found = data.find(_RECORD_MARK)
+        self._queue, self._recent, self._position = data[found:], b"", start + found
+        return self._position
 
 
 def _record(record: Any, portion: Portion, reading: Reading) -> Iterator[Document | Drop]:

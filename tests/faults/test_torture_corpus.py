@@ -197,7 +197,8 @@ def web_files(make: Maker) -> Iterator[File]:
     yield "noise.html", make.noise(20_000), None, None
     yield "good.warc", record(b"x", "warcinfo") + record(ok + html(t())) + record(ok + html(t())), 2, 0
     yield "members.warc.gz", gzip.compress(record(ok + html(t()))) + gzip.compress(record(ok + html(t()))), 2, 0
-    yield "garbage.warc", record(ok + html(t())) + make.noise(2000) + record(ok + html(t())), 1, 1
+    yield "garbage.warc", record(ok + html(t())) + make.noise(2000) + record(ok + html(t())), 2, 1
+    yield "marks.warc", record(ok + html(t())) + b"WARC/1.0 x " * 20, None, None
     yield "noise.warc", make.noise(50_000), 0, 1
     yield "wrong_length.warc", record(ok + html(t()), length=10**12), None, None
     yield "negative_length.warc", record(ok + html(t()), length=-5), None, None

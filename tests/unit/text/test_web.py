@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remask.text.settings import LanguageSettings, ReadSettings, SourceSettings
+from remask.text.settings import DedupSettings, LanguageSettings, ReadSettings, SourceSettings
 
 PARAGRAPH = (
     "The harbour was quiet when the captain came home from the island. Nobody had waited for him, and the windows of "
@@ -67,6 +67,26 @@ def test_warc_with_dates_and_language(packed: bool, tmp_path: Path, build, all_t
     assert ["First story" in text or "Second story" in text for text in all_texts(documents)] == [True, True]
     assert documents.counts["dropped"] == {"language": 1, "not a page": 2, "outside the dates": 1}
     assert documents.shards[0].place(0).endswith("byte 0 http://example.org/")
+
+
+def test_garbage_between_records_costs_only_itself(tmp_path: Path, build, all_texts) -> None:
+    stories = [record(page(f"Story {n}: {word} in the village.")) for n, word in enumerate(["rain", "snow", "storm"])]
+    header_only = b"WARC/1.0\r\nno header at all\r\n\r\n"
+    path = tmp_path / "a.warc"
+    path.write_bytes(stories[0] + b"\0garbage\n" * 50_000 + stories[1] + header_only + stories[2])
+    documents = build(path, dedup=DedupSettings(near="off"))
+    assert [text.count("Story") for text in all_texts(documents)] == [1, 1, 1]
+    assert set(documents.counts["dropped"]) == {"damaged record"}
+    places = [documents.shards[0].place(index).split("byte ")[1].split()[0] for index in range(3)]
+    data = path.read_bytes()
+    assert [data[int(place) :][:8] for place in places] == [b"WARC/1.0"] * 3
+
+
+def test_nothing_but_marks_ends(tmp_path: Path, build) -> None:
+    (tmp_path / "a.warc").write_bytes(record(page("A story.")) + b"WARC/1.0 x " * 50_000)
+    counts = build(tmp_path / "a.warc").counts
+    assert counts["documents"] == 1
+    assert counts["dropped"] == {"damaged record": 100, "damaged file": 1}
 
 
 def test_language_of_all_sources(tmp_path: Path, build, all_texts) -> None:
