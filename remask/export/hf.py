@@ -23,7 +23,7 @@ from remask.config import dump
 from remask.errors import DataError
 from remask.export.card import model_card
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
-from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, read_hf_folder
+from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, TASK_JSON, read_hf_folder
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
 from remask.model.settings import HeadSettings, ModelSettings
@@ -108,6 +108,8 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, card: Mapping[s
         write_weights(aside / WEIGHTS, tensors)
         _write_json(aside / "config.json", config)
         _write_tokenizer(aside, source, tokenizer)
+        if kind != "Model" and (source.folder / TASK_JSON).is_file():
+            shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
         if side or (heads.pooling == "mean" and kind != "Model" and family != "modernbert"):
             _write_json(aside / SIDE_JSON, {"heads": dump(heads)})
         if side:

@@ -25,6 +25,7 @@ from remask.model.settings import HeadSettings, ModelSettings
 
 SIDE_JSON = "remask.json"  # heads that have no class in transformers, and settings that its config cannot hold
 SIDE_WEIGHTS = "remask_heads.safetensors"
+TASK_JSON = "task.json"  # how a fine-tuned model was asked
 CARRIED = "carried.safetensors"  # in our own layout: weights of the source that no head uses
 
 # Never weights: buffers that old versions saved.
@@ -52,7 +53,7 @@ class Imported:
 def read_hf_folder(path: Path) -> Imported:
     """Nothing is allocated before all names and shapes match; a DataError lists every mismatch."""
     folder = ForeignFolder(path)
-    folder.present(TOKENIZER_FILES)
+    folder.present((*TOKENIZER_FILES, TASK_JSON))  # read by others, later: no link among them may lead out
     foreign = read_config(folder.json("config.json"), str(path / "config.json"))
     weights = folder.weights()
     weights.rename(_modern_spelling)

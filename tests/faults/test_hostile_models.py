@@ -152,9 +152,11 @@ def test_a_side_file_that_lies_is_refused(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "remask_heads.safetensors"]
+    "name",
+    ["config.json", "model.safetensors", "tokenizer.json", "vocab.json", "remask_heads.safetensors", "task.json"],
 )
 def test_a_link_out_of_the_folder_is_refused(folder: Path, tmp_path: Path, name: str) -> None:
+    (folder / "task.json").write_text("{}")
     shutil.move(folder / name, tmp_path / "elsewhere")
     (folder / name).symlink_to(tmp_path / "elsewhere")
     with pytest.raises(DataError, match="outside the folder"):
