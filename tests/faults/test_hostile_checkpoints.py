@@ -299,6 +299,21 @@ def test_a_good_bin_file_is_read(tmp_path: Path, zipped: bool) -> None:
     assert tensors["a"].tolist() == [0.0, 1.0, 2.0]
 
 
+def test_bin_files_in_shards_are_read_and_their_index_is_not_trusted(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(2)}, tmp_path / "one.bin")
+    torch.save({"b": torch.ones(3)}, tmp_path / "two.bin")
+    index = tmp_path / "pytorch_model.bin.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "one.bin", "b": "two.bin"}}))
+    assert ForeignFolder(tmp_path).weights().entries.keys() == {"a", "b"}
+    index.write_text(json.dumps({"weight_map": {"a": "../one.bin"}}))
+    with pytest.raises(DataError, match="names files that are not"):
+        ForeignFolder(tmp_path).weights()
+    torch.save({"a": torch.ones(3)}, tmp_path / "two.bin")
+    index.write_text(json.dumps({"weight_map": {"a": "one.bin", "b": "two.bin"}}))
+    with pytest.raises(DataError, match=r"'a' is also in one\.bin"):
+        ForeignFolder(tmp_path).weights()
+
+
 # ------------------------------------------------------------------------------------------------- the comparison
 
 

@@ -100,6 +100,15 @@ def test_labels_and_kind_of_classification_come_back(
     assert back.heads == heads
 
 
+def test_how_a_fine_tuned_model_is_asked_goes_along(tmp_path: Path, bpe: Path) -> None:
+    network = build_network(ModelSettings(**SMALL), HeadSettings(num_classes=2), seed=1)
+    save_model(tmp_path / "own", network, bpe, extra={"task.json": b'{"task": "classify"}'})
+    export_hf(tmp_path / "own", tmp_path / "hf")
+    assert (tmp_path / "hf" / "task.json").read_bytes() == b'{"task": "classify"}'
+    export_hf(tmp_path / "own", tmp_path / "bare", embedding=True)
+    assert not (tmp_path / "bare" / "task.json").exists()
+
+
 def test_a_wrong_number_of_label_names_is_refused(tmp_path: Path, bpe: Path) -> None:
     make(tmp_path / "own", bpe, HeadSettings(num_tags=3), ("one", "two"))
     with pytest.raises(DataError, match="3 labels but 2 names"):
