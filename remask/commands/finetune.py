@@ -1,9 +1,10 @@
 """`remask finetune`: a pretrained model and a labelled file -> a model that answers, with its scores.
 
 In: MODEL, a task and its files. Out: OUT/model (the best seed's best weights), OUT/results.json (every seed, median and
-spread, tables, mistakes), OUT/seed-N (log, best weights). The recipe is the paper's (RoBERTa, appendix, table 10):
-AdamW, weight decay 0.1, 6 % warmup, linear decay, 10 epochs, the best evaluation kept; the learning rate follows the
-width. `init_weights: false` trains the same network from scratch. The same command in the same folder goes on.
+spread, tables, mistakes), OUT/report.html, OUT/seed-N (log, best weights). The recipe is the paper's (RoBERTa,
+appendix, table 10): AdamW, weight decay 0.1, 6 % warmup, linear decay, 10 epochs, the best evaluation kept; the
+learning rate follows the width. `init_weights: false` trains the same network from scratch. The same command in the
+same folder goes on.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from remask.commands import Common, common_options
 from remask.config import Config, differences, dump, fingerprint, setting, switch, to_yaml
 from remask.errors import ConfigError, DataError, UsageError
 from remask.progress import Progress, duration
+from remask.study.task_report import finetune_report
 from remask.tasks import metrics, problems
 from remask.tasks.settings import RowSettings, TableSettings, TaskBatchSettings
 from remask.tasks.specs import TASKS
@@ -386,6 +388,7 @@ def _publish(setup: Setup, out: Path, results: Sequence[Mapping[str, Any]], valu
 
     best = open_model(out / f"seed-{values['seeds']['best']}" / "best")
     setup.publish(out / "model", best.network)
+    artifacts.write_bytes(out / "report.html", finetune_report(values).encode())
     artifacts.write_json(out / "results.json", {**values, "model": str(out / "model")})
 
 

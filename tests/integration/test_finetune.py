@@ -57,6 +57,7 @@ def test_a_classifier_learns_and_its_model_answers_the_same(task_model: Path, tm
     assert len(values["runs"]) == 2
     assert values["runs"][0]["table"]["classes"]["red"]["support"] > 0
     assert json.loads((tmp_path / "out/results.json").read_bytes())["metrics"] == values["metrics"]
+    assert "surest of" in (tmp_path / "out/report.html").read_text() or values["metrics"]["accuracy"] == 1.0
     assert not (tmp_path / "out/seed-0/checkpoints").exists()
     text = finetune.render(values)
     assert "precision" in text

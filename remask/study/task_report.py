@@ -1,0 +1,101 @@
+"""The page about a fine-tuning run: scores with their spread, classes, confusions, calibration, the surest mistakes.
+
+In: the contents of a results.json of `remask finetune`. Out: one HTML page. What a kind of task does not have (a
+regression has no classes) is left out. Not here: how anything was measured (tasks/).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from remask.study.charts import Series, line_chart
+from remask.study.page import Page, Tile
+
+MAX_CONFUSION = 20  # classes; a larger matrix is not read by anybody
+MAX_TEXT = 240
+
+
+def finetune_report(values: Mapping[str, Any]) -> str:
+    """The whole page."""
+    best = next(run for run in values["runs"] if run["seed"] == values["seeds"]["best"])
+    start = values["init"] if values["init_weights"] else f"{values['init']}, with random weights"
+    page = Page(f"Fine-tuning: {values['task']}", f"from {start}")
+    page.tiles(_tiles(values))
+    for note in values["notes"]:
+        page.text(f"Note: {note}.")
+    page.heading("Scores")
+    rows = [[name, s["median"], s["low"], s["high"]] for name, s in values["spread"].items()]
+    page.table(["metric", "median", "lowest", "highest"], rows)
+    curves = [
+        Series(f"seed {run['seed']}", [(entry["step"], entry[values["metric"]]) for entry in run["history"]])
+        for run in values["runs"]
+    ]
+    page.figure(
+        line_chart(curves, x_name="step", y_name=values["metric"]), f"{values['metric']} on the dev data, by step"
+    )
+    if "table" in best:
+        _classes(page, best)
+    if "confusion" in best:
+        _confusion(page, best["confusion"], values["labels"])
+    if "calibration" in best:
+        _calibration(page, best["calibration"])
+    if best.get("worst"):
+        _mistakes(page, best["worst"])
+    return page.html()
+
+
+def _tiles(values: Mapping[str, Any]) -> list[Tile]:
+    spread, count = values["spread"][values["metric"]], values["seeds"]["count"]
+    meaning = f"{values['metric']}, " + (f"median of {count} seeds" if count > 1 else "one seed")
+    tiles = [Tile(f"{spread['median']:.3f}", meaning)]
+    if count > 1:
+        tiles.append(Tile(f"{spread['low']:.3f} to {spread['high']:.3f}", "lowest and highest seed"))
+    if "majority_accuracy" in values["data"]:
+        tiles.append(Tile(f"{values['data']['majority_accuracy']:.3f}", "accuracy of always the most frequent class"))
+    tiles.append(Tile(f"{values['data']['train']:,} / {values['data']['dev']:,}", "examples to train on / to score"))
+    return tiles
+
+
+def _classes(page: Page, best: Mapping[str, Any]) -> None:
+    page.heading(f"By class (seed {best['seed']})")
+    rows = [*best["table"]["classes"].items(), *best["table"]["averages"].items()]
+    page.table(
+        ["class", "precision", "recall", "F1", "support"],
+        [[name, row["precision"], row["recall"], row["f1"], row["support"]] for name, row in rows],
+    )
+
+
+def _confusion(page: Page, counts: list[list[int]], labels: list[str]) -> None:
+    page.heading("What was taken for what")
+    if len(labels) > MAX_CONFUSION:
+        pairs = [[labels[i], labels[j], counts[i][j]] for i in range(len(labels)) for j in range(len(labels)) if i != j]
+        page.text(f"The {MAX_CONFUSION} most frequent confusions of {len(labels)} classes.")
+        page.table(["times", "true", "said"], often)
+        return
+    page.table(["true \\ said", *labels], [[label, *row] for label, row in zip(labels, counts, strict=True)])
+
+
+def _calibration(page: Page, calibration: Mapping[str, Any]) -> None:
+    page.heading("Is it as sure as it is right?")
+    filled = [b for b in calibration["bins"] if b["count"]]
+    chart = line_chart(
+        [
+            Series("measured", [(b["confidence"], b["accuracy"]) for b in filled]),
+            Series("perfect", [(0.0, 0.0), (1.0, 1.0)], faint=True),
+        ],
+        x_name="confidence",
+        y_name="share right",
+    )
+    error = calibration["expected_calibration_error"]
+    page.figure(chart, f"Confidence against the share that is right; mean distance {error:.3f}")
+
+
+def _mistakes(page: Page, worst: list[Mapping[str, Any]]) -> None:
+    page.heading("The mistakes it was surest of")
+    rows = [[_short(m["text"]), m["label"], m["prediction"], m["confidence"]] for m in worst]
+    page.table(["text", "label", "said", "confidence"], rows)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
