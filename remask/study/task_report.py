@@ -69,7 +69,9 @@ def _classes(page: Page, best: Mapping[str, Any]) -> None:
 def _confusion(page: Page, counts: list[list[int]], labels: list[str]) -> None:
     page.heading("What was taken for what")
     if len(labels) > MAX_CONFUSION:
-        pairs = [[labels[i], labels[j], counts[i][j]] for i in range(len(labels)) for j in range(len(labels)) if i != j]
+        count = len(labels)
+        pairs = [(counts[i][j], labels[i], labels[j]) for i in range(count) for j in range(count) if i != j]
+        often = sorted(pairs, key=lambda pair: -pair[0])[:MAX_CONFUSION]
         page.text(f"The {MAX_CONFUSION} most frequent confusions of {len(labels)} classes.")
         page.table(["times", "true", "said"], often)
         return
