@@ -30,15 +30,16 @@ from remask.artifacts import (
 )
 from remask.config import differences, dump, fingerprint
 from remask.documents import STAGE, SUFFIXES, DocumentWriter, one_line
-from remask.errors import DataError, MissingInputError, OutputError
+from remask.errors import ConfigError, DataError, MissingInputError, OutputError
 from remask.progress import Progress
 from remask.text.choose import HELDOUT, REASONS, TRAIN, Part, choose
+from remask.text.clean import known_languages
 from remask.text.files import InputFile, find_files, unpack
 from remask.text.part import MAX_SAMPLES, Task, make_part
 from remask.text.plain import LAYOUT_LINES, guess_layout
 from remask.text.pydocs import find_modules
 from remask.text.settings import Layout, SourceSettings, TextSettings
-from remask.text.sources import portions, task_groups
+from remask.text.sources import TABLES, portions, task_groups
 from remask.workers import Engine, run_tasks
 
 DROPS = "drops.jsonl"
@@ -65,6 +66,7 @@ def build_documents(
     work = out.with_name(f".{out.name}.work")
     with lock(work):
         files = [_files_of(source, work) for source in settings.sources]
+        _check_sources(settings, files)
         config = _config(settings, seed)
         inputs = {s.name: _fingerprint(found) for s, found in zip(settings.sources, files, strict=True)}
         if (out / MANIFEST).exists():
@@ -102,6 +104,19 @@ def _files_of(source: SourceSettings, work: Path) -> list[InputFile]:
         else:
             found.append(file)
     return found
+
+
+def _check_sources(settings: TextSettings, files: list[list[InputFile]]) -> None:
+    """Wishes that could not be fulfilled, and would leave the corpus empty or unfiltered without a word."""
+    for source, found in zip(settings.sources, files, strict=True):
+        kinds = sorted({file.kind for file in found} - {"warc", "unknown"})
+        if (source.date_from or source.date_to) and not source.date_column and kinds:
+            raise ConfigError(f"sources: {source.name}: date_from and date_to need date_column for {', '.join(kinds)}")
+        if source.date_column and (bare := [kind for kind in kinds if kind not in TABLES]):
+            raise ConfigError(f"sources: {source.name}: {', '.join(bare)} has no column {source.date_column}")
+    wanted = {code for source in settings.sources for code in source.languages or ()} | set(settings.language.keep)
+    if wanted and (unknown := sorted(wanted - set(known_languages()))):
+        raise ConfigError(f"language {unknown[0]!r} is not one of {', '.join(known_languages())}")
 
 
 def _config(settings: TextSettings, seed: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 from remask import signals
 from remask.artifacts import output_errors
 from remask.documents import DocumentShard
+from remask.errors import DataError
 from remask.text.part import NAME, band_shape
 from remask.text.settings import DedupSettings, TextSettings
 
@@ -212,6 +213,9 @@ def byte_limits(settings: TextSettings, available: list[int]) -> list[int]:
     limits = [min(size, source.max_bytes or size) for source, size in zip(settings.sources, available, strict=True)]
     if settings.sources and settings.sources[0].weight is not None:
         weights = [source.weight or 0.0 for source in settings.sources]
+        if 0 in limits:
+            name = settings.sources[limits.index(0)].name
+            raise DataError(f"sources: {name} gave no text, so no mix has its share of it; remove it from the sources")
         total = min(limit / weight for limit, weight in zip(limits, weights, strict=True))
         if settings.max_bytes is not None:
             total = min(total, settings.max_bytes / sum(weights))

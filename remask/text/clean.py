@@ -104,6 +104,10 @@ def _identifier() -> Any:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
+def known_languages() -> list[str]:
+    return sorted(_identifier().labels)
+
+
 def wrong_language(text: str, keep: tuple[str, ...], settings: LanguageSettings) -> str:
     """Empty, or the language found where it is not one of `keep`. The middle of the text is looked at."""
     start = max(0, (len(text) - _LANGUAGE_SAMPLE) // 2)

@@ -43,6 +43,9 @@ READERS: dict[str, Reader] = {
 }
 
 
+TABLES = ("jsonl", "csv", "tsv", "parquet", "arrow", "hf")  # kinds with named columns
+
+
 def read_portion(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
     """Every record of a portion once. Damage ends it with one more record; so does a file that holds none."""
     num_records = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from remask.documents import read_documents
-from remask.errors import DataError, MissingInputError, OutputError, UnavailableError
+from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UnavailableError
 from remask.text import build as stage
 from remask.text import sources
 from remask.text.settings import DedupSettings, SourceSettings, TextSettings
@@ -164,6 +164,23 @@ def test_user_mistakes(tmp_path: Path, texts) -> None:
 
     with lock(tmp_path / ".busy.work"), pytest.raises(UnavailableError, match="another remask"):
         stage.build_documents(settings_for(tmp_path / "a.txt"), tmp_path / "busy")
+
+
+def test_wishes_that_cannot_be_fulfilled_are_refused(tmp_path: Path, texts, build) -> None:
+    (tmp_path / "a.txt").write_text(next(texts))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": next(texts)}))
+    (tmp_path / "c.txt").write_text("#")
+    for name, changes, message in (
+        ("a.txt", {"date_from": "2017-01-01"}, "need date_column for text"),
+        ("a.txt", {"date_column": "day", "date_to": "2017-01-01"}, "text has no column day"),
+        ("b.jsonl", {"date_to": "2017-01-01"}, "need date_column for jsonl"),
+        ("a.txt", {"languages": ("english",)}, "'english' is not one of .*en, "),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            build(SourceSettings(paths=(str(tmp_path / name),), **changes))
+    one = SourceSettings(name="one", paths=(str(tmp_path / "a.txt"),), weight=1.0)
+    with pytest.raises(DataError, match="none gave no text"):
+        build(one, SourceSettings(name="none", paths=(str(tmp_path / "c.txt"),), weight=1.0))
 
 
 def test_drops_are_sampled_and_counted(tmp_path: Path, build) -> None:
