@@ -15,14 +15,14 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
 
 from remask.artifacts import lock, open_artifact, write_bytes, write_json
 from remask.commands import Common, common_options
-from remask.config import Built, Config, dump, setting, to_yaml
+from remask.config import Built, Config, dump, setting, switch, to_yaml
 from remask.data.settings import DataSettings
 from remask.errors import ConfigError, MissingInputError, OutputError
 from remask.model.settings import HeadSettings, ModelSettings
@@ -45,6 +45,9 @@ class PretrainRun(Config):
     seed: int = setting(0, "the one seed that everything random follows from", ge=0)
     prepared: Path | None = setting(None, "prepared data (remask prepare); --data")
     init_from: Path | None = setting(None, "a model to start from instead of fresh weights; --init-from")
+    output_bias: Literal["zeros", "frequencies"] = switch(
+        "zeros", "the masked-LM bias starts at 0, or at the log frequencies of the data's tokens", effect="math"
+    )
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
@@ -177,9 +180,22 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress) -> 
     settings = run.model.model_copy(update={"vocab_size": tokenizer.vocab_size})
     heads = HeadSettings(masked_lm=True, sentence=run.data.sentence_loss != "none")
     network = build_network(settings, heads, run.seed)
+    if run.output_bias == "frequencies":
+        _start_at_frequencies(network, _prepared(run))
     if run.init_from is not None:
         _take_over(network, run.init_from, tokenizer, progress)
     return network
+
+
+def _start_at_frequencies(network: Network, prepared: Path) -> None:
+    """What a model learns first, and slowly, is how frequent each token is: that can be counted instead."""
+    import torch
+
+    from remask.data.tokens import Tokens
+
+    bias = network.heads.masked_lm.bias
+    with torch.no_grad():
+        bias.copy_(torch.from_numpy(Tokens.open(prepared).log_frequencies(len(bias))))
 
 
 def _take_over(network: Network, init_from: Path, tokenizer: Tokenizer, progress: Progress) -> None:

@@ -165,8 +165,8 @@ def _prepare(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any
         needed = int(MIN_HELDOUT_ROWS * length * made["bytes"] / max(1, made["tokens"]) / run.heldout_fraction)
         raise DataError(
             f"{' '.join(run.corpus)}: {made['bytes']:,} bytes of text in {made['documents']:,} documents leave "
-            f"{heldout:,} tokens to measure on; about {needed:,} bytes in many documents are enough, or more of it "
-            "held out: --set heldout_fraction=0.2"
+            f"{heldout:,} tokens to measure on; about {needed:,} bytes in many documents are enough"
+            + (", or more of it held out: --set heldout_fraction=0.2" if run.heldout_fraction < 0.2 else "")
         )
     counts = {key: made[key] for key in ("documents", "sentences", "tokens", "bytes", "dropped", "vocab_size")}
     return counts | {

@@ -219,6 +219,16 @@ class Tokens:
     def num_tokens(self) -> int:
         return sum(source.num_tokens for source in self.sources.values())
 
+    def log_frequencies(self, vocab_size: int, most: int = 50_000_000) -> np.ndarray:
+        """Natural logarithm of every id's share of the tokens, each counted once more than it is there.
+
+        Of a corpus with more than about `most` tokens, the start of every shard is counted."""
+        shards = [shard for source in self.sources.values() for shard in source.shards]
+        counts = np.ones(vocab_size, np.int64)
+        for shard in shards:
+            counts += np.bincount(shard.ids[: -(-most // len(shards))], minlength=vocab_size)
+        return np.log(counts / counts.sum())
+
     @classmethod
     def open(cls, prepared: Path, split: str = "train", verify: bool = False) -> Tokens:
         """Map a split; damaged shards are refused. `verify` reads every byte as well."""

@@ -124,3 +124,12 @@ def test_sentences_out_of_order_are_found_by_verify(tmp_path: Path) -> None:
     Tokens.open(folder)
     with pytest.raises(DataError, match="out of order"):
         Tokens.open(folder, verify=True)
+
+
+def test_log_frequencies_are_those_of_the_tokens(tmp_path: Path) -> None:
+    shards = {"a.train.00000": [([5, 5, 6], [0], [True] * 3)], "a.train.00001": [([5, 7], [0], [True] * 2)]}
+    folder = write(tmp_path / "prepared", shards, 10)
+    found = Tokens.open(folder).log_frequencies(10)
+    counts = np.array([1, 1, 1, 1, 1, 4, 2, 2, 1, 1])
+    np.testing.assert_allclose(found, np.log(counts / counts.sum()))
+    assert Tokens.open(folder).log_frequencies(10, most=2)[6] < found[6]
