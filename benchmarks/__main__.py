@@ -29,7 +29,7 @@ def main() -> None:
     scripts = {path.stem: path for path in sorted(HERE.glob("*.py")) if not path.stem.startswith("_")}
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(scripts)}; none: all")
-    parser.add_argument("--arguments", default="", help="words handed to every script, for instance '--data ../shared/data'")
+    parser.add_argument("--arguments", default="", help="words handed to every script")
     chosen = parser.parse_args()
     if unknown := [name for name in chosen.names if name not in scripts]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(scripts)}")

@@ -193,6 +193,7 @@ def _start_at_frequencies(network: Network, prepared: Path) -> None:
 
     from remask.data.tokens import Tokens
 
+    assert network.heads.masked_lm is not None, "pretraining has the masked-LM head"
     bias = network.heads.masked_lm.bias
     with torch.no_grad():
         bias.copy_(torch.from_numpy(Tokens.open(prepared).log_frequencies(len(bias))))

@@ -16,7 +16,7 @@ WITHOUT_VENV = '#!/bin/sh\ncase "$*" in *ensurepip*) exit 1;; esac\n'
 FAILING_PIP = """#!/bin/sh
 case "$*" in
 *"-m venv"*) mkdir -p "$3/bin"; cp "$0" "$3/bin/python";;
-*"pip install"*) if [ -e "$(dirname "$0")/ok" ]; then exit 0; fi; touch "$(dirname "$0")/ok"; echo no network >&2; exit 1;;
+*"pip install"*) here=$(dirname "$0"); [ -e "$here/ok" ] && exit 0; touch "$here/ok"; echo no network >&2; exit 1;;
 esac
 """
 
