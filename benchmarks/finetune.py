@@ -1,0 +1,161 @@
+"""Fine-tuning a classifier: examples per second of our loop beside the Hugging Face Trainer with dynamic padding.
+
+Both train the same network (the peer's weights, read from its folder) on the same texts of mixed length (about 24
+tokens, as SST-2's, or 52, as MRPC's) with AdamW, warmup, decay and dropout 0.1, turn by turn in one run; start-up,
+evaluation and saving are not timed. Last line of `--json`: {"ratio", "peer", "ours", "unit"}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from remask.model.network import with_heads
+from remask.model.settings import HeadSettings
+from remask.model.store import open_model
+from remask.progress import Progress
+from remask.task_objectives import TaskObjective
+from remask.tasks.batches import TaskBatches
+from remask.tasks.rows import Rows
+from remask.tasks.settings import TaskBatchSettings
+from remask.train.loop import train
+from remask.train.settings import TrainSettings
+
+SIZES = {"tiny": (2, 64, 2, 128), "small": (6, 384, 6, 1536), "base": (12, 768, 12, 3072)}
+VOCAB_SIZE = 16_384
+
+
+def make_model(folder: Path, size: str) -> Any:
+    from transformers import RobertaConfig, RobertaForSequenceClassification
+
+    layers, width, heads, ffn = SIZES[size]
+    config = RobertaConfig(
+        vocab_size=VOCAB_SIZE, num_hidden_layers=layers, hidden_size=width, num_attention_heads=heads,
+        intermediate_size=ffn, max_position_embeddings=514, layer_norm_eps=1e-5, type_vocab_size=1, pad_token_id=1,
+        bos_token_id=0, eos_token_id=2, num_labels=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = RobertaForSequenceClassification(config)
+    model.save_pretrained(folder)
+    return model
+
+
+def make_rows(count: int, mean: int) -> Rows:
+    """Lengths spread as those of sentences: a gamma distribution, at least 4 tokens."""
+    generator = np.random.default_rng(0)
+    lengths = np.clip(generator.gamma(2.2, mean / 2.2, count).astype(int), 4, 256)
+    ids = [np.concatenate([[0], generator.integers(4, VOCAB_SIZE, n - 2), [2]]) for n in lengths]
+    return Rows(ids, None, [np.int64(i % 2) for i in range(count)], np.arange(count))
+
+
+class Clock:
+    """When the first and the last step of a run ended."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def seconds_per_step(self) -> float:
+        return (self.times[-1] - self.times[0]) / (len(self.times) - 1)
+
+
+def ours(network: Any, rows: Rows, options: argparse.Namespace, folder: Path) -> float:
+    clock = Clock()
+    objective = TaskObjective("classify", 0)
+    batches = TaskBatches(rows, 1, TaskBatchSettings(num_rows=options.batch), seed=0)
+
+    class Timed:
+        """The batches, with a note of when each step asked for its own."""
+
+        steps_per_epoch, tokens_per_step = batches.steps_per_epoch, batches.tokens_per_step
+
+        def first_cursor(self) -> dict[str, Any]:
+            return batches.first_cursor()
+
+        def take(self, cursor: dict[str, Any]) -> Any:
+            clock.times.append(time.perf_counter())
+            return batches.take(cursor)
+
+    settings = TrainSettings(
+        steps=options.steps + 1, learning_rate=2e-5, warmup=0.06, weight_decay=0.1, save_every=0, eval_every=0,
+        precision=options.precision, device="cpu", prefetch=False, spike_sigmas=0.0,
+    )  # fmt: skip
+    train(
+        model=network, batches=Timed(), objective=objective, settings=settings, folder=folder, identity={},
+        carried={}, evaluate=None, progress=Progress(quiet=True), seed=0,
+    )  # fmt: skip
+    return options.batch / clock.seconds_per_step()
+
+
+def peers(model: Any, rows: Rows, options: argparse.Namespace, folder: Path) -> float:
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    clock = Clock()
+
+    class Times(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+            clock.times.append(time.perf_counter())
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        width = max(len(row["ids"]) for row in batch)
+        ids = torch.full((len(batch), width), 1)
+        for number, row in enumerate(batch):
+            ids[number, : len(row["ids"])] = torch.from_numpy(row["ids"])
+        labels = torch.tensor([int(row["label"]) for row in batch])
+        return {"input_ids": ids, "attention_mask": (ids != 1).long(), "labels": labels}
+
+    assert rows.labels is not None
+    data = [{"ids": ids, "label": label} for ids, label in zip(rows.ids, rows.labels, strict=True)]
+    arguments = TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=options.batch, max_steps=options.steps + 1,
+        learning_rate=2e-5, warmup_steps=2, weight_decay=0.1, bf16=options.precision == "bf16", use_cpu=True,
+        report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False,
+        dataloader_num_workers=0,
+    )  # fmt: skip
+    Trainer(model, arguments, train_dataset=data, data_collator=collate, callbacks=[Times()]).train()  # type: ignore
+    return options.batch / clock.seconds_per_step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="small", choices=SIZES)
+    parser.add_argument("--length", type=int, default=24, help="mean tokens of a text")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=20, help="of each side in each round")
+    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    speeds: dict[str, list[float]] = {"ours": [], "peer": []}
+    rows = make_rows(options.batch * (options.steps + 1), options.length)
+    with tempfile.TemporaryDirectory() as base:
+        peer = make_model(Path(base) / "model", options.size)
+        encoder = open_model(Path(base) / "model").network
+        for number in range(options.rounds + 1):
+            network = with_heads(encoder, HeadSettings(num_classes=2), 0)
+            left = ours(network, rows, options, Path(base) / f"ours-{number}")
+            right = peers(peer, rows, options, Path(base) / f"peer-{number}")
+            if number:  # the first round warms both sides
+                speeds["ours"].append(left)
+                speeds["peer"].append(right)
+    result = {
+        "name": f"fine-tuning {options.size}, {options.length} tokens, batch {options.batch}, {options.precision}",
+        "ratio": round(statistics.median(o / p for o, p in zip(speeds["ours"], speeds["peer"], strict=True)), 2),
+        "peer": round(statistics.median(speeds["peer"]), 1),
+        "ours": round(statistics.median(speeds["ours"]), 1),
+        "unit": "examples/s",
+    }
+    if not options.json:
+        print(f"Trainer {result['peer']} examples/s, remask {result['ours']} examples/s")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
