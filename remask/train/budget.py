@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remask.errors import ConfigError, Stopped
@@ -20,8 +21,13 @@ from remask.train.step import forward_backward
 if TYPE_CHECKING:
     from remask.train.session import Session
 
+Evaluate = Callable[[Any], Mapping[str, Any]]  # numbers by name, and lists (samples) for the log alone
+
 PROBE_SHARE = 0.04  # of the budget, and
 PROBE_SECONDS = 20.0  # at most
+SIDE_SHARE = 0.1  # of the time, at most, each for evaluations and for checkpoints that the settings leave open
+SAVES, EVALUATIONS = 10, 20  # over a run, where the settings give no distance
+MOST_BETWEEN_SAVES = 1000  # steps that a crash may cost
 WARM_STEPS = 2  # that do not count: first calls allocate and compile
 DISK_BYTES_PER_SECOND = 200e6  # a modest disk, for the share of the time that checkpoints take
 
@@ -50,10 +56,29 @@ def for_steps(batches: Any, num_steps: int) -> BatchSource:
     return batches.with_steps(num_steps) if hasattr(batches, "with_steps") else batches
 
 
-def steps_in_time(
-    run: Session, batches: BatchSource, evaluate: Callable[[Any], Mapping[str, float]] | None, most: int | None
-) -> int:
-    """The number of steps that fit into the minutes, evaluations and checkpoints included."""
+@dataclass(frozen=True)
+class Plan:
+    """Decided once and stored with the run. The distances count where the settings give none."""
+
+    num_steps: int
+    save_every: int
+    eval_every: int
+
+    @classmethod
+    def spread(cls, num_steps: int, saves: int, evaluations: int) -> Plan:
+        return cls(num_steps, min(MOST_BETWEEN_SAVES, -(-num_steps // saves)), -(-num_steps // evaluations))
+
+
+def make_plan(run: Session, batches: BatchSource, evaluate: Evaluate | None) -> Plan:
+    steps = planned_steps(run.settings, batches)
+    if run.settings.minutes is not None:
+        return _plan_in_time(run, batches, evaluate, steps)
+    assert steps is not None
+    return Plan.spread(max(steps, run.step), SAVES, EVALUATIONS)
+
+
+def _plan_in_time(run: Session, batches: BatchSource, evaluate: Evaluate | None, most: int | None) -> Plan:
+    """As many steps as fit into the minutes, evaluations and checkpoints included."""
     settings = run.settings
     assert settings.minutes is not None
     seconds = settings.minutes * 60
@@ -62,22 +87,25 @@ def steps_in_time(
     if evaluate is not None:
         run.evaluated(evaluate)
     per_evaluation = time.monotonic() - started
-    num_bytes = 12 * sum(p.numel() for p in run.optimizer.parameters)
-    per_save = num_bytes / DISK_BYTES_PER_SECOND
+    per_save = 12 * sum(p.numel() for p in run.optimizer.parameters) / DISK_BYTES_PER_SECOND
 
-    steps = most or max(1, int(seconds / per_step))
-    for _ in range(5):  # fewer steps may mean fewer evaluations: settle
-        evaluations = _times(settings.evaluates_every(steps), steps)
-        saves = _times(settings.saves_every(steps), steps)
-        left = seconds - run.seconds - evaluations * per_evaluation - saves * per_save
-        fitting = run.step + max(1, int(left / per_step))
-        steps = min(fitting, most) if most else fitting
+    left = seconds - run.seconds
+    per_step_in_all = per_step
+    numbers = []
+    for given, cost, times in (
+        (settings.save_every, per_save, SAVES),
+        (settings.eval_every, per_evaluation, EVALUATIONS),
+    ):
+        number = max(1, min(times, int(SIDE_SHARE * seconds / max(cost, 1e-9)))) if given is None else 1
+        numbers.append(number)
+        left -= number * cost
+        if given:
+            per_step_in_all += cost / given
+    steps = run.step + max(1, int(left / per_step_in_all))
+    if most is not None:
+        steps = min(steps, most)
     run.say(f"  {per_step:.3g} s a step: {steps:,} steps in {settings.minutes:g} minutes")
-    return steps
-
-
-def _times(every: int, steps: int) -> int:
-    return 1 + (steps // every if every else 0)
+    return Plan.spread(steps, *numbers)
 
 
 def _seconds_per_step(run: Session, batches: BatchSource, at_most: float) -> float:

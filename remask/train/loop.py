@@ -8,7 +8,7 @@ Not here: masks, tasks, networks; how a step's update is judged (guard); how sta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +21,12 @@ from remask.errors import Stopped
 from remask.progress import Progress, Stage
 from remask.schema import BatchSource, Objective
 from remask.train.ahead import Ahead
+from remask.train.budget import Evaluate
 from remask.train.checkpoint import Files
 from remask.train.distributed import World
 from remask.train.session import Session
 from remask.train.settings import TrainSettings
 from remask.train.step import forward_backward
-
-Evaluate = Callable[[Any], Mapping[str, Any]]  # numbers by name, and lists (samples) for the log alone
 
 
 @dataclass(frozen=True)

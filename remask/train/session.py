@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from remask.errors import ConfigError, DataError, GaveUpError
 from remask.progress import Progress
 from remask.schema import Batch, BatchSource, Objective
 from remask.train import budget, checkpoint
+from remask.train.budget import Plan
 from remask.train.distributed import World
 from remask.train.guard import Consumed, Guard
 from remask.train.log import Metrics, Window
@@ -58,7 +60,8 @@ class Session:
         self.checkpoints = checkpoint.Checkpoints(folder, carried, settings.keep_checkpoints, progress.warn)
         self.guard = Guard(settings.spike_sigmas)
         self.window = Window()
-        self.step = self.num_steps = self.tokens = 0
+        self.step = self.tokens = 0
+        self.plan = Plan(0, 0, 0)
         self.cursor: dict[str, Any] = {}
         self.learning_rate = self.shown_loss = 0.0
         self.last_metrics: dict[str, float] = {}
@@ -94,7 +97,8 @@ class Session:
         if self.world.is_first:
             self._metrics = Metrics(self._folder / "metrics.jsonl", size)
         if planned != budget.of(self.settings):
-            self._plan(batches, evaluate)
+            plan = budget.make_plan(self, batches, evaluate)
+            self.plan = Plan(**json.loads(self.world.first_says(json.dumps(asdict(plan)))))
         batches = budget.for_steps(batches, self.num_steps)
         if found is None:
             self.cursor = batches.first_cursor()
@@ -138,20 +142,17 @@ class Session:
                 f"--allow-change {keys}\n  {listed}"
             )
 
-    def _plan(self, batches: BatchSource, evaluate: Callable[[Any], Any] | None) -> None:
-        steps = budget.planned_steps(self.settings, batches)
-        if self.settings.minutes is not None:
-            steps = int(self.world.first_says(str(budget.steps_in_time(self, batches, evaluate, steps))))
-        assert steps is not None
-        self.num_steps = max(steps, self.step)
+    @property
+    def num_steps(self) -> int:
+        return self.plan.num_steps
 
     @property
     def save_every(self) -> int:
-        return self.settings.saves_every(self.num_steps)
+        return self.plan.save_every if self.settings.save_every is None else self.settings.save_every
 
     @property
     def eval_every(self) -> int:
-        return self.settings.evaluates_every(self.num_steps)
+        return self.plan.eval_every if self.settings.eval_every is None else self.settings.eval_every
 
     def say(self, message: str) -> None:
         if self.world.is_first:
@@ -305,7 +306,7 @@ class Session:
     def _state(self) -> dict[str, Any]:
         return {
             "step": self.step,
-            "num_steps": self.num_steps,
+            "plan": asdict(self.plan),
             "budget": budget.of(self.settings),
             "cursor": self.cursor,
             "tokens": self.tokens,
@@ -331,7 +332,7 @@ class Session:
             averaged = checkpoint.read_tensors(found.path("model.safetensors"), self.device)
             self.average.weights = {name: averaged[name] for name in self.average.weights}
         self.optimizer.load(checkpoint.read_tensors(found.path("optimizer.safetensors")))
-        self.step, self.num_steps, self.tokens = state["step"], state["num_steps"], state["tokens"]
+        self.step, self.tokens, self.plan = state["step"], state["tokens"], Plan(**state["plan"])
         self.cursor = state["cursor"]
         if state["precision"]["name"] == self.precision.name:
             self.precision.load(state["precision"])

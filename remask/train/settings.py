@@ -78,9 +78,7 @@ class TrainSettings(Config):
     save_every: int | None = setting(
         None, "Steps between checkpoints; 0: only the last; null: ten in a run, at most 1,000.", ge=0
     )
-    eval_every: int | None = setting(
-        None, "Steps between evaluations; 0: only the last; null: twenty in a run, at most 5,000.", ge=0
-    )
+    eval_every: int | None = setting(None, "Steps between evaluations; 0: only the last; null: twenty in a run.", ge=0)
     log_every: int = setting(10, "Steps between lines in metrics.jsonl.", ge=1)
     keep_checkpoints: int = setting(2, "Verified checkpoints that are kept.", ge=1)
 
@@ -91,14 +89,3 @@ class TrainSettings(Config):
     )  # fmt: skip
     max_bad_steps: int = setting(3, "Bad steps in a row before going back to the last checkpoint.", ge=1)
     max_rollbacks: int = setting(3, "Times to go back before giving up.", ge=1)
-
-    def saves_every(self, num_steps: int) -> int:
-        """Steps between checkpoints in a run of this length; 0: only the last."""
-        return _spread(self.save_every, num_steps, times=10, most=1000)
-
-    def evaluates_every(self, num_steps: int) -> int:
-        return _spread(self.eval_every, num_steps, times=20, most=5000)
-
-
-def _spread(given: int | None, num_steps: int, times: int, most: int) -> int:
-    return given if given is not None else max(1, min(most, -(-num_steps // times)))

@@ -184,7 +184,7 @@ def test_a_resume_costs_the_same_at_step_ten_and_at_a_million(
     def fill(folder: Path) -> dict[str, Any]:
         shutil.copytree(old, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
         state = json.loads((folder / "state.json").read_text())
-        state |= {"step": 1_000_000, "num_steps": 1_000_000, "cursor": {"step": 1_000_000}}
+        state |= {"step": 1_000_000, "plan": {**state["plan"], "num_steps": 1_000_000}, "cursor": {"step": 1_000_000}}
         (folder / "state.json").write_text(json.dumps(state))
         return {"step": 1_000_000}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -165,9 +166,9 @@ def test_minutes_become_steps_that_are_stored(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(Stopped):
         run(tmp_path, steps=None, minutes=0.02, batches=StopAt(5 + 3))
     state = json.loads(max((tmp_path / "checkpoints").glob("step-*")).joinpath("state.json").read_text())
-    assert state["num_steps"] > state["step"]
+    assert state["plan"]["num_steps"] > state["step"]
     result = run(tmp_path, steps=None, minutes=0.02)
-    assert result.step == state["num_steps"]
+    assert result.step == state["plan"]["num_steps"]
 
 
 def test_the_probe_leaves_weights_and_moments_alone(tmp_path: Path) -> None:
@@ -194,3 +195,21 @@ def test_a_resume_keeps_its_number_format_whatever_the_speed_says(
     with pytest.raises(ConfigError, match=r'train.precision: "bf16" -> "fp32"'):
         run(tmp_path, precision="auto")
     run(tmp_path, precision="auto", allow_change=("train.precision",))
+
+
+def test_evaluations_and_checkpoints_take_a_small_share_of_the_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation that would take all the time twenty times over is made less often."""
+    monkeypatch.setattr(budget, "PROBE_SECONDS", 0.0)
+    calls = []
+
+    def slow(model: Any) -> dict[str, float]:
+        calls.append(1)
+        time.sleep(0.2)
+        return {"loss": 1.0}
+
+    run(tmp_path, steps=200, minutes=0.05, save_every=None, eval_every=None, evaluate=slow)
+    assert 2 <= len(calls) <= 4  # the probe's, the last, and at most one in ten of three seconds
+    state = json.loads(max((tmp_path / "checkpoints").glob("step-*")).joinpath("state.json").read_text())
+    assert state["plan"]["eval_every"] * 2 >= state["plan"]["num_steps"]
