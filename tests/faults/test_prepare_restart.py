@@ -1,4 +1,7 @@
-"""FAULTS rows 15-17 for prepare: kills, one sha256 whatever does the work, damage, and two runs in one folder."""
+"""FAULTS rows 15-17 for prepare: kills, one sha256 whatever does the work, damage, and two runs in one folder.
+
+`make soak ROWS=16` kills at 50 points instead of 10.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from remask.data.tokens import Tokens
 from remask.errors import ConfigError, DataError, OutputError, UnavailableError
 from remask.progress import Progress
 
+SOAK = os.environ.get("REMASK_SOAK", "")
+NUM_ROUNDS = 5 if SOAK == "all" or "16" in SOAK.split(",") else 1  # of five kills, with one worker and with two
 # Small portions, so that a small corpus is many tasks, and workers even for little.
 SCRIPT = """
 import sys
@@ -123,12 +128,13 @@ POINTS: list[tuple[str, Callable[[Path], bool]]] = [
 ]
 
 
+@pytest.mark.parametrize("round_number", range(NUM_ROUNDS))
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_five_points_it_ends_with_the_same_bytes(
-    workers: int, corpus: list[Path], prepared: Path, tmp_path: Path
+    workers: int, round_number: int, corpus: list[Path], prepared: Path, tmp_path: Path
 ) -> None:
     out, work = tmp_path / "out", tmp_path / ".out.work"
-    chance = random.Random(workers)
+    chance = random.Random(10 * round_number + workers)
     killed = []
     for name, reached in POINTS:
         process = _start(tmp_path, out, corpus, workers=workers)
