@@ -19,7 +19,7 @@ from remask.config import build_run
 from remask.progress import Progress
 
 RECORDED = Path(__file__).with_name("losses.json")
-FAMILIES = ("roberta_tiny", "bert_tiny", "albert_tiny", "modern_tiny", "quickstart")
+FAMILIES = ("roberta_tiny", "bert_tiny", "albert_tiny", "modern_tiny")
 SMALLER = [
     "model.hidden_size=32",
     "model.num_heads=2",
