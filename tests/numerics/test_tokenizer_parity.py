@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import lzma
 import unicodedata
-from functools import lru_cache
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class PlainEncoder:
         for byte in range(256):
             letters.setdefault(byte, chr(256 + len(letters) - len(kept)))
         self.letters = letters
-        self.word_ids = lru_cache(maxsize=None)(self._word_ids)
+        self.word_ids = cache(self._word_ids)
 
     def encode(self, text: str) -> list[int]:
         return [number for word in _gpt2_words(text) for number in self.word_ids(word)]
@@ -81,7 +81,7 @@ class PlainEncoder:
         return [self.ids[part] for part in parts]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _group(letter: str) -> str:
     if letter in "\t\n\x0b\x0c\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" or "\u2000" <= letter <= "\u200a":
         return "space"
@@ -110,8 +110,8 @@ def _gpt2_words(text: str) -> list[str]:
 
 
 def _lines(path: Path, limit: int | None = None) -> list[str]:
-    raw = lzma.open(path).read(limit or -1) if path.suffix == ".xz" else path.read_bytes()
-    text = raw.decode("utf-8", "ignore")
+    with (lzma.open if path.suffix == ".xz" else open)(path, "rb") as file:
+        text = file.read(limit or -1).decode("utf-8", "ignore")
     return [line for line in (part.strip(" \t\r\x0b\x0c") for part in text.split("\n")) if line]
 
 
