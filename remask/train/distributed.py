@@ -17,6 +17,9 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
+
+from remask.errors import UnavailableError
 
 T = TypeVar("T")
 
@@ -40,7 +43,8 @@ class World:
         if self.size == 1:
             return list(values)
         own = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(own)
+        with _peers():
+            dist.all_reduce(own)
         return own.tolist()
 
     def any(self, flag: bool) -> bool:
@@ -64,7 +68,8 @@ class World:
 
     def barrier(self) -> None:
         if self.size > 1:
-            dist.barrier()
+            with _peers():
+                dist.barrier()
 
     def first_then_others(self, work: Callable[[], T]) -> T:
         """Rank 0 makes what it leaves on the disk, then the others find it there."""
@@ -80,13 +85,24 @@ class World:
         if self.size == 1:
             return word
         box: list[str] = [word]
-        dist.broadcast_object_list(box)
+        with _peers():
+            dist.broadcast_object_list(box)
         return box[0]
+
+
+@contextlib.contextmanager
+def _peers() -> Iterator[None]:
+    """Another rank that is gone or silent is nothing that this one did."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UnavailableError(f"another process of this job is gone: {str(error).splitlines()[0][:200]}") from error
 
 
 def _add(gradients: list[Tensor]) -> None:
     flat = torch.cat([g.reshape(-1) for g in gradients])
-    dist.all_reduce(flat)
+    with _peers():
+        dist.all_reduce(flat)
     offset = 0
     for gradient in gradients:
         gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
@@ -100,7 +116,11 @@ def joined() -> Iterator[World]:
         yield World()
         return
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=TIMEOUT_SECONDS))
+    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
+    store, rank, size = next(rendezvous("env://", timeout=timeout))
+    # After a restart the store still has the addresses of processes that are gone: every attempt has its own part.
+    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
