@@ -213,3 +213,18 @@ def held_out(model: Any, batches: Sequence[Batch], token_lengths_V: np.ndarray) 
         "accuracy": right / max(1, tokens),
         "bits_per_byte": nats / math.log(2) / max(1, num_bytes),
     }
+
+
+def sentence_accuracy(model: Any, batches: Sequence[Batch]) -> float:
+    """Share of held-out pairs whose relation (NSP or SOP, as the batches have it) is told rightly."""
+    import torch
+
+    device = next(model.parameters()).device
+    right = pairs = 0
+    for batch in batches:
+        labels_B = torch.as_tensor(_given(batch.sentence_labels_B)).to(device)
+        on_device = batch.map(lambda array: torch.as_tensor(array).to(device))
+        logits_B2 = model.sentence(model.encode(on_device, None), on_device.lengths_B)
+        right += int(((logits_B2.argmax(1) == labels_B) & (labels_B != IGNORE)).sum())
+        pairs += int((labels_B != IGNORE).sum())
+    return right / max(1, pairs)

@@ -98,7 +98,7 @@ def _run(
 ) -> dict[str, Any]:
     from remask.data.batches import evaluation_batches, open_batches
     from remask.model.store import model_files
-    from remask.objectives import Pretraining, held_out
+    from remask.objectives import Pretraining, held_out, sentence_accuracy
     from remask.study.report import training_report
     from remask.study.runs import read_run
     from remask.tokenizer import load_tokenizer
@@ -123,6 +123,8 @@ def _run(
             )
         )
         held = evaluation_batches(prepared, run.data, tokenizer)
+        has_pairs = run.data.sentence_loss != "none"
+        held_pairs = evaluation_batches(prepared, run.data, tokenizer, pairs=True) if has_pairs else []
         network = make_network(run, tokenizer, progress)
         num_steps = planned_steps(run.train, batches)
         facts = _preflight(run, out, network, batches, num_steps, world, progress)
@@ -135,13 +137,14 @@ def _run(
         result = train(
             model=network,
             batches=batches,
-            objective=Pretraining(run.objective, seed=run.seed, sentence=run.data.sentence_loss != "none"),
+            objective=Pretraining(run.objective, seed=run.seed, sentence=has_pairs),
             settings=run.train,
             folder=out,
             identity=_identity(run, artifact.fingerprint, tokenizer),
             carried=model_files(network.settings, network.head_settings, prepared / "tokenizer"),
             evaluate=lambda model: {
                 **held_out(model, held, tokenizer.token_lengths),
+                **({"sentence_accuracy": sentence_accuracy(model, held_pairs)} if has_pairs else {}),
                 "samples": _samples(model, held[0], tokenizer),
             },
             progress=progress,

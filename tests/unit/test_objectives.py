@@ -16,7 +16,7 @@ from remask.data.batches import Batches, open_batches
 from remask.data.settings import BatchSettings, DataSettings, MaskingSettings
 from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
-from remask.objectives import ObjectiveSettings, Pretraining, held_out
+from remask.objectives import ObjectiveSettings, Pretraining, held_out, sentence_accuracy
 from remask.schema import IGNORE, Batch, Loss
 from remask.tokenizer import load_tokenizer
 
@@ -208,6 +208,17 @@ def test_held_out_measures_are_those_of_the_definition(network: Network, tiny_pr
     assert found["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
     assert found["accuracy"] == pytest.approx(right / tokens)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-5)
+
+
+def test_sentence_accuracy_counts_labelled_pairs_only(network: Network, tiny_prepared: Path) -> None:
+    batch = first(pairs(tiny_prepared))
+    with torch.no_grad():
+        answers = network.sentence(network.encode(tensors(batch))).argmax(1).numpy()
+    labels = np.where(np.arange(12) < 5, answers, 1 - answers)
+    labels[[0, 11]] = IGNORE
+    with torch.no_grad():
+        found = sentence_accuracy(network, [replace(batch, sentence_labels_B=labels)])
+    assert found == pytest.approx(4 / 10)
 
 
 def test_gradients_flow_through_every_part(network: Network, tiny_prepared: Path) -> None:

@@ -213,3 +213,10 @@ def test_evaluations_and_checkpoints_take_a_small_share_of_the_minutes(
     assert 2 <= len(calls) <= 4  # the probe's, the last, and at most one in ten of three seconds
     state = json.loads(max((tmp_path / "checkpoints").glob("step-*")).joinpath("state.json").read_text())
     assert state["plan"]["eval_every"] * 2 >= state["plan"]["num_steps"]
+
+
+def test_a_stop_during_the_probe_leaves_nothing_and_starts_afresh(tmp_path: Path) -> None:
+    with pytest.raises(Stopped, match="before the first step"):
+        run(tmp_path, steps=8, minutes=0.05, batches=StopAt(2))
+    assert not list((tmp_path / "checkpoints").glob("step-*"))
+    assert run(tmp_path, steps=8, minutes=0.05).step == 8
