@@ -49,6 +49,7 @@ def assert_good(folder: Path, step: int) -> None:
         assert all(torch.equal(read[key], wanted[key]) for key in wanted)
 
 
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # the child only writes files
 def test_a_hundred_kills_during_save_lose_nothing(tmp_path: Path) -> None:
     draw = random.Random(1)
     started = time.monotonic()
