@@ -32,7 +32,7 @@ class Metrics:
         return self._file.tell()
 
     def write(self, step: int, seconds: float, values: Mapping[str, Any]) -> None:
-        line = {"step": step, "time": round(seconds, 3), **{name: _plain(value) for name, value in values.items()}}
+        line = {"step": step, "time": round(seconds, 3), **{name: plain(value) for name, value in values.items()}}
         with output_errors(self.path):
             self._file.write(json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n")
             self._file.flush()
@@ -51,7 +51,7 @@ class Metrics:
         self._file.close()
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """JSON has no NaN: a number that is none is written as text, so that no reader chokes on the line."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 

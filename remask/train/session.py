@@ -25,7 +25,7 @@ from remask.train import budget, checkpoint
 from remask.train.budget import Plan
 from remask.train.distributed import World
 from remask.train.guard import Consumed, Guard
-from remask.train.log import Metrics, Window
+from remask.train.log import Metrics, Window, plain
 from remask.train.optim import Average, Optimizer
 from remask.train.precision import Precision, choose_device, choose_precision, products_per_second
 from remask.train.schedule import lr_fraction
@@ -236,7 +236,7 @@ class Session:
         if means:
             now = time.monotonic()
             speed = self._window_tokens / max(now - self._window_started, 1e-9)
-            means |= {"train/learning_rate": self.learning_rate, "train/tokens": self.tokens}
+            means |= {"train/learning_rate": self.learning_rate, "train/tokens": float(self.tokens)}
             perf = {"perf/tokens_per_second": round(speed, 1)}
             if self._peak:
                 perf["perf/mfu"] = round(speed * self._flops_per_token / self._peak, 4)
@@ -317,7 +317,7 @@ class Session:
             "window": self.window.state(),
             "learning_rate": self.learning_rate,
             "shown_loss": self.shown_loss,
-            "last_metrics": self.last_metrics,
+            "last_metrics": {name: plain(value) for name, value in self.last_metrics.items()},
             "metric_names": sorted(self.metric_names),
             "good_step": self._good_step,
             "since_good_step": self._since.state(),
@@ -339,7 +339,8 @@ class Session:
         self.guard.load(state["guard"])
         self.window = Window(state["window"])
         self.learning_rate, self.shown_loss = state["learning_rate"], state["shown_loss"]
-        self.last_metrics, self.metric_names = dict(state["last_metrics"]), set(state["metric_names"])
+        self.last_metrics = {name: float(value) for name, value in state["last_metrics"].items()}
+        self.metric_names = set(state["metric_names"])
         self._seconds_before, self._started = state["seconds"], time.monotonic()
         self._saved_step, self.last_checkpoint = self.step, found.folder
         self._good_step, self._since = state["good_step"], Consumed(**state["since_good_step"])

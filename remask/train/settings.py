@@ -24,18 +24,23 @@ class TrainSettings(Config):
 
     # Optimizer and schedule.
     optimizer: Literal["adamw", "lamb", "muon"] = switch(
-        "adamw", "AdamW; LAMB (layer-wise trust ratio); Muon for the hidden matrices with AdamW for the rest.",
+        "adamw",
+        "AdamW; LAMB (layer-wise trust ratio); Muon for the hidden matrices with AdamW for the rest.",
         effect="math",
-    )  # fmt: skip
+    )
     learning_rate: float = switch(6e-4, "Peak learning rate.", effect="math", samples=[1e-4, 1e-3], gt=0)
     schedule: Literal["linear", "cosine", "stable"] = switch(
-        "linear", "After the warmup: linear decay, half a cosine, or stable and a linear decay at the end.",
+        "linear",
+        "After the warmup: linear decay, half a cosine, or stable and a linear decay at the end.",
         effect="math",
-    )  # fmt: skip
+    )
     warmup: float = switch(
-        0.048, "Linear warmup: under 1 a share of all steps, else a number of steps.", effect="math",
-        samples=[0.0, 0.06, 0.2], ge=0,
-    )  # fmt: skip
+        0.048,
+        "Linear warmup: under 1 a share of all steps, else a number of steps.",
+        effect="math",
+        samples=[0.0, 0.06, 0.2],
+        ge=0,
+    )
     decay: float = switch(
         0.2, "Share of all steps that the `stable` schedule decays in.", effect="math", samples=[0.1, 0.4], gt=0, le=1
     )
@@ -56,9 +61,13 @@ class TrainSettings(Config):
         0.0, "Largest gradient norm; 0 does not clip (as in RoBERTa).", effect="math", samples=[1.0], ge=0
     )
     ema_decay: float = switch(
-        0.0, "Exponential average of the weights, evaluated and saved as the model; 0 keeps none.", effect="math",
-        samples=[0.99], ge=0, lt=1,
-    )  # fmt: skip
+        0.0,
+        "Exponential average of the weights, evaluated and saved as the model; 0 keeps none.",
+        effect="math",
+        samples=[0.99],
+        ge=0,
+        lt=1,
+    )
     trainable_top_layers: int | None = switch(
         None, "Only this many of the top layers (and the heads) learn; null: all.", effect="math", samples=[1], ge=0
     )
@@ -84,8 +93,11 @@ class TrainSettings(Config):
 
     # Faults.
     spike_sigmas: float = switch(
-        4.5, "Skip an update whose loss stands this many robust deviations above the trend; 0: never.", effect="math",
-        samples=[0.0], ge=0,
-    )  # fmt: skip
+        4.5,
+        "Skip an update whose loss stands this many robust deviations above the trend; 0: never.",
+        effect="math",
+        samples=[0.0],
+        ge=0,
+    )
     max_bad_steps: int = setting(3, "Bad steps in a row before going back to the last checkpoint.", ge=1)
     max_rollbacks: int = setting(3, "Times to go back before giving up.", ge=1)

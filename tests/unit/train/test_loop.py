@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from io import StringIO
 from pathlib import Path
@@ -220,3 +221,13 @@ def test_a_stop_during_the_probe_leaves_nothing_and_starts_afresh(tmp_path: Path
         run(tmp_path, steps=8, minutes=0.05, batches=StopAt(2))
     assert not list((tmp_path / "checkpoints").glob("step-*"))
     assert run(tmp_path, steps=8, minutes=0.05).step == 8
+
+
+def test_an_evaluation_that_is_no_number_is_logged_saved_and_read_back(tmp_path: Path) -> None:
+    """A diverged model must not end the run in a crash while saving."""
+    first = run(tmp_path, evaluate=lambda model: {"loss": float("nan"), "perplexity": float("inf")})
+    again = run(tmp_path, evaluate=_evaluate)
+    for result in (first, again):
+        assert math.isnan(result.metrics["eval/loss"])
+        assert result.metrics["eval/perplexity"] == math.inf
+    assert [line["eval/loss"] for line in lines(tmp_path) if "eval/loss" in line] == ["nan", "nan"]
