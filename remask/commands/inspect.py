@@ -244,9 +244,16 @@ def _examples(run: InspectRun, prepared: Path, seed: int | None, max_rows: int |
         batch = batches.batch_of_epoch(run.batch, run.epoch, max_rows)
     rows = rows_of(batch)
     for row in rows:
-        row["tokens"] = [tokenizer.token_text(token) for token in row["input_ids"]]
-        row["targets"] = [None if label == IGNORE else tokenizer.token_text(label) for label in row["labels"]]
+        row["tokens"] = [_token_text(tokenizer, token) for token in row["input_ids"]]
+        row["targets"] = [None if label == IGNORE else _token_text(tokenizer, label) for label in row["labels"]]
     return {"batch": run.batch, "epoch": run.epoch, "data": batches.describe(), "examples": rows}
+
+
+def _token_text(tokenizer: Tokenizer, token: int) -> str:
+    """As it stands in the row. WordPiece marks what goes on (##) rather than what starts, so words get their space."""
+    text = tokenizer.token_text(token)
+    starts = tokenizer.kind == "wordpiece" and not tokenizer.tokens[token].startswith("##")
+    return f" {text}" if starts and token not in tokenizer.special_ids else text
 
 
 def rows_of(batch: Batch) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from pydantic import model_validator
 
 from remask import artifacts
 from remask.commands import Common, common_options
-from remask.config import Config, differences, dump, setting
+from remask.config import Config, differences, dump, parse_assignment, setting
 from remask.data.shards import ShardTask, first_pieces, forget, is_made, make_shard, read_facts, read_histogram
 from remask.data.tokens import SPLITS, STAGE
 from remask.documents import Documents, read_documents
@@ -81,7 +81,7 @@ def command(
     file = Path(paths[0]) if len(paths) == 1 and paths[0].endswith((".yaml", ".yml")) else None
     if vocab_size is not None and existing is not None:
         raise UsageError("--vocab-size trains a vocabulary and --tokenizer brings one: give one of them")
-    sources = None if file or not paths else [{"name": "corpus", "paths": list(paths)}]
+    sources, common = (None, common) if file or not paths else _named(paths, common)
     built = common.build(
         PrepareRun,
         file,
@@ -100,6 +100,21 @@ def command(
     common.result(
         result, f"{out}: {result['documents']:,} documents, {result['tokens']:,} tokens; remask inspect {out}"
     )
+
+
+def _named(paths: Sequence[str], common: Common) -> tuple[list[dict[str, Any]], Common]:
+    """The one source of the short form; what --set says of it goes into it, and the rest of --set stays."""
+    source: dict[str, Any] = {"name": "corpus", "paths": list(paths)}
+    rest = []
+    for word in common.assignments:
+        parts, value = parse_assignment(word)
+        if parts[:2] != ["text", "sources"]:
+            rest.append(word)
+        elif len(parts) == 3:
+            source[parts[2]] = value
+        else:
+            raise UsageError(f"--set {word}: beside PATH… write text.sources.KEY=VALUE; for several sources a run file")
+    return [source], replace(common, assignments=tuple(rest))
 
 
 def main(run: PrepareRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> dict[str, Any]:
@@ -180,8 +195,10 @@ def _claim(work: Path, run: PrepareRun, allow_change: Sequence[str]) -> None:
     path = work / _IDENTITY
     if path.is_file():
         changed = differences(json.loads(path.read_bytes()), _config(run))
+        # An attempt that found no file to read (a mistyped path) has nothing that could get lost.
+        begun = any((work / name).exists() for name in ("documents", ".documents.work/identity.json", *_MADE))
         refused = [change for change in changed if not any(_names(change[0], key) for key in allow_change)]
-        if refused:
+        if refused and begun:
             raise ConfigError(
                 f"{work}: an unfinished run stands here with {_changes(refused)}; "
                 f"--allow-change {','.join(change[0] for change in refused)} starts over, or choose another --out"

@@ -233,7 +233,10 @@ def _check_columns(settings: TextSettings, facts: list[dict[str, Any]]) -> None:
             continue
         for sample in (sample for fact in mine for sample in fact["samples"]):
             if sample["reason"] == "no such column":
-                raise DataError(f"{sample['place']}: {sample.get('detail', '')}; set text_columns of {source.name}")
+                raise DataError(
+                    f"{sample['place']}: {sample.get('detail', '')}; set text_columns of {source.name}"
+                    " (beside paths: --set 'text.sources.text_columns=[NAME]')"
+                )
 
 
 # --------------------------------------------------------------------------------------------------- counts

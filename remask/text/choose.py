@@ -8,6 +8,7 @@ from disk. In: parts (part.py). Out: a byte for each document, its fate.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,13 +77,13 @@ def _joined(parts: list[Part], name: str, dtype: str, width: int, out: Path) -> 
     return np.memmap(out, dtype, "r").reshape(-1, width)
 
 
-def _slices(keys: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
-    """Entry numbers whose key lies in each slice of the value range, ascending; together all wanted ones."""
+def _slices(keys: np.ndarray, wanted: np.ndarray) -> Iterator[np.ndarray]:
+    """Entry numbers whose key lies in each slice of the value range, ascending; together all wanted ones. One slice is
+    held at a time."""
     num_slices = 1
     while len(keys) / num_slices > SLICE_ENTRIES:
         num_slices *= 2
     shift = np.uint64(64 - (num_slices.bit_length() - 1))
-    found = []
     for index in range(num_slices):
         pieces = []
         for start in range(0, len(keys), _CHUNK):
@@ -91,8 +92,7 @@ def _slices(keys: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
             if num_slices > 1:
                 inside &= (chunk >> shift) == np.uint64(index)
             pieces.append(np.flatnonzero(inside) + start)
-        found.append(np.concatenate(pieces))
-    return found
+        yield np.concatenate(pieces)
 
 
 def _mark_exact(hashes: np.ndarray, fates: np.ndarray) -> None:

@@ -12,6 +12,7 @@ import glob
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import os
 import stat
@@ -24,8 +25,9 @@ from typing import Any, BinaryIO, Protocol
 
 import zstandard
 
+from remask.artifacts import MANIFEST
 from remask.documents import one_line
-from remask.errors import MissingInputError
+from remask.errors import DataError, MissingInputError
 from remask.text.records import Damaged
 from remask.text.settings import SourceSettings
 
@@ -129,6 +131,15 @@ def _folder(folder: str, source: SourceSettings) -> Iterator[InputFile]:
         # A folder written by datasets' save_to_disk: its JSON files are no data.
         saved = "dataset_info.json" in names and "state.json" in names
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if _is_ours(parent, names):
+            if parent == folder:
+                raise DataError(
+                    f"{folder}: was made by remask and holds no text to read; give the files it was made of"
+                )
+            # One record that is counted as a drop: tokens and weights read as text would be nonsense.
+            yield replace(_file(os.path.join(parent, MANIFEST), source, "unknown"), kind="unknown")
+            folders.clear()
+            continue
         for name in sorted(names):
             path = os.path.join(parent, name)
             if name.startswith(".") or not os.path.isfile(path) or name == "dataset_dict.json":
@@ -138,6 +149,18 @@ def _folder(folder: str, source: SourceSettings) -> Iterator[InputFile]:
             yield _file(path, source, "unknown")
 
 
+def _is_ours(folder: str, names: list[str]) -> bool:
+    """Whether remask published this folder: prepared data, documents, a model."""
+    if MANIFEST not in names:
+        return False
+    try:
+        with open(os.path.join(folder, MANIFEST), "rb") as file:
+            manifest = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(manifest, dict) and {"stage", "files", "fingerprint"} <= manifest.keys()
+
+
 def _spooled(stream: BinaryIO, name: str, source: SourceSettings, spool: Path) -> InputFile:
     """A stream can be read once; copied to disk it can be guessed at, read again after a kill, and split."""
     spool.mkdir(parents=True, exist_ok=True)
@@ -145,7 +168,8 @@ def _spooled(stream: BinaryIO, name: str, source: SourceSettings, spool: Path) -
     head = stream.read(8)
     for mark, packed in ((b"\x1f\x8b", "gz"), (b"BZh", "bz2"), (b"\xfd7zXZ", "xz"), (b"\x28\xb5\x2f\xfd", "zst")):
         compression = packed if head.startswith(mark) else compression
-    path = spool / f"{source.name}.spooled"
+    # A source may name several streams (two pipes of a shell, say); each has a file of its own.
+    path = spool / f"{source.name}.{hashlib.sha256(name.encode(errors='backslashreplace')).hexdigest()[:12]}.spooled"
     with path.open("wb") as file:
         file.write(head)
         while block := stream.read(BLOCK):

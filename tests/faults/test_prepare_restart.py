@@ -21,7 +21,7 @@ from remask import artifacts
 from remask.commands.inspect import InspectRun
 from remask.commands.inspect import main as inspect_main
 from remask.data.tokens import Tokens
-from remask.errors import ConfigError, DataError, OutputError, UnavailableError
+from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UnavailableError
 from remask.progress import Progress
 
 SOAK = os.environ.get("REMASK_SOAK", "")
@@ -237,6 +237,20 @@ def test_changed_settings_are_refused_unless_named(corpus: list[Path], tmp_path:
     with pytest.raises(OutputError, match="not of remask"):
         main(run(400), tmp_path / "other", progress=quiet)
     assert (tmp_path / "other" / "thesis.txt").read_text() == "mine"
+
+
+def test_a_mistyped_path_does_not_claim_the_folder(corpus: list[Path], tmp_path: Path) -> None:
+    from remask.commands.prepare import PrepareRun, main
+    from remask.config import build_run
+
+    def prepare(path: Path) -> dict[str, object]:
+        sources = [{"name": "corpus", "paths": [str(path)]}]
+        options = {"text.sources": sources, "tokenizer.vocab_size": 300, "workers": 1}
+        return main(build_run(PrepareRun, options=options).run, tmp_path / "out", progress=Progress(quiet=True))
+
+    with pytest.raises(MissingInputError):
+        prepare(tmp_path / "mistyped")
+    assert prepare(corpus[0])["vocab_size"] == 300
 
 
 def test_files_that_changed_after_a_kill_start_the_work_over(corpus: list[Path], tmp_path: Path) -> None:

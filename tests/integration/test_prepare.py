@@ -190,6 +190,21 @@ def test_wordpiece_for_the_baseline(corpus: Path, tmp_path: Path) -> None:
     source = Tokens.open(out).sources["corpus"]
     assert "the fox number" in tokenizer.decode(source.ids[: source.document_offsets[1]])
     assert source.starts_word(np.arange(source.num_tokens)).mean() > 0.3
+    shown = _remask("inspect", str(out), "--example", "0").stdout
+    assert shown.splitlines()[1].count(" ") > 20, "words run together"
+
+
+def test_settings_of_the_source_beside_its_paths(corpus: Path, tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    lines = [line.replace('"', "") for path in sorted(corpus.rglob("*.txt")) for line in path.read_text().split("\n")]
+    table.write_text("number,body\n" + "".join(f'{n},"{line} {n}"\n' for n, line in enumerate(lines) if line))
+    words = ["prepare", str(table), "--out", str(tmp_path / "out"), "--vocab-size", "300", "--json"]
+    done = _remask(*words)
+    assert done.returncode == 65
+    assert "number, body" in done.stderr
+    done = _remask(*words, "--set", "text.sources.text_columns=[body]", "--allow-change", "text")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["documents"] > 0
 
 
 @pytest.mark.parametrize(
@@ -199,6 +214,8 @@ def test_wordpiece_for_the_baseline(corpus: Path, tmp_path: Path) -> None:
         (["{corpus}", "--vocab-size", "100"], 78, "at least 261"),
         (["{corpus}", "--tokenizer", "{corpus}/nothing"], 66, "no such vocabulary"),
         (["{corpus}/nothing.txt"], 66, "nothing.txt"),
+        (["{corpus}", "--set", "text.sources=[]"], 2, "text.sources.KEY=VALUE"),
+        (["{corpus}", "--set", "text.sources.columns=[b]"], 78, "unknown key text.sources.0.columns"),
         ([], 78, "nothing to prepare"),
         (["{corpus}", "--set", "tokenizer.vocabsize=5"], 78, "did you mean vocab_size"),
         (["{corpus}", "--set", "text.sentences.newline=space"], 78, "tokenizer.newlines"),

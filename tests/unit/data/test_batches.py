@@ -104,7 +104,7 @@ TOKEN_BATCHES = {"batch__num_tokens": 300, "format": "doc-sentences"}
 def test_ranks_and_micro_batches_change_nothing(prepared: Path, vocabulary: Any, changes: dict[str, Any]) -> None:
     plain = run(open_batches(prepared, settings_of(**changes), vocabulary, seed=1), 12)
     wanted = [sorted(rows_of(step)) for step in plain]
-    for world_size, micro_rows, pad_multiple in ((1, 1, 1), (2, 3, 8), (4, 2, 32)):
+    for world_size, micro_rows, pad_multiple in ((1, 1, 1), (2, 1, 8), (2, 3, 8), (4, 2, 32), (4, 1, 8)):
         changed = settings_of(**changes, batch__micro_rows=micro_rows, batch__pad_multiple=pad_multiple)
         ranks = [
             run(open_batches(prepared, changed, vocabulary, seed=1, rank=rank, world_size=world_size), 12)

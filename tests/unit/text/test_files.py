@@ -6,13 +6,15 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 import sys
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from remask.errors import MissingInputError
+from remask.artifacts import publish
+from remask.errors import DataError, MissingInputError
 from remask.text.files import find_files, kind_of, open_stream
 from remask.text.records import Damaged
 from remask.text.settings import SourceSettings
@@ -53,6 +55,39 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(MissingInputError, match="no files there"):
         find_files(SourceSettings(paths=(str(tmp_path / "empty"),)), tmp_path)
+
+
+def test_several_streams_of_a_source_are_all_read(tmp_path: Path) -> None:
+    """`remask prepare <(this) <(that)`: pipes can be read once, and none may take another's place."""
+    pipes = []
+    for number in range(3):
+        reading, writing = os.pipe()
+        os.write(writing, f"text of pipe {number}".encode())
+        os.close(writing)
+        pipes.append(reading)
+    found = find_files(SourceSettings(paths=tuple(f"/dev/fd/{pipe}" for pipe in pipes)), tmp_path / "spool")
+    for pipe in pipes:
+        os.close(pipe)
+    assert sorted(Path(file.path).read_text() for file in found) == [f"text of pipe {number}" for number in range(3)]
+
+
+def test_what_remask_made_is_not_taken_for_text(tmp_path: Path) -> None:
+    def fill(folder: Path) -> dict[str, int]:
+        (folder / "corpus.train.00000.tokens").write_bytes(bytes(range(1, 100)))
+        return {}
+
+    publish(tmp_path / "data" / "prepared", "prepared", fill)
+    with pytest.raises(DataError, match="was made by remask"):
+        find_files(SourceSettings(paths=(str(tmp_path / "data" / "prepared"),)), tmp_path)
+    (tmp_path / "data" / "a.txt").write_text("x")
+    (tmp_path / "data" / "other").mkdir()
+    (tmp_path / "data" / "other" / "manifest.json").write_text('{"text": "a record of somebody else"}')
+    found = find_files(SourceSettings(paths=(str(tmp_path / "data"),)), tmp_path)
+    assert [(Path(file.path).parent.name, file.kind) for file in found] == [
+        ("data", "text"),
+        ("other", "jsonl"),
+        ("prepared", "unknown"),  # one drop with its place
+    ]
 
 
 @pytest.mark.parametrize("ending", ["", *PACK])
