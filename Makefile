@@ -3,7 +3,12 @@
 # make setup  only the set-up               make soak   the long fault tests: ROWS=1,3,14
 # Works from any folder (make -f .../Makefile run), again after an interruption, and reinstalls only what changed.
 
-ROOT   := $(patsubst %/,%,$(dir $(abspath $(lastword $(MAKEFILE_LIST)))))
+SELF   := $(abspath $(MAKEFILE_LIST))
+# Words are all that make knows: "my notes/remask" would be two folders, and `rm -rf` would take the first.
+ifneq ($(words $(SELF)),1)
+$(error remask: make cannot work in a folder with a space in its path ($(SELF)): move the checkout to another)
+endif
+ROOT   := $(patsubst %/,%,$(dir $(SELF)))
 PYTHON ?= python3
 VENV   := $(ROOT)/.venv
 BIN    := $(VENV)/bin
@@ -28,7 +33,7 @@ $(VENV)/.created:
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 		echo "remask: this Python has no venv; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 69; }
 	@echo "remask: creating .venv"
-	@rm -rf $(VENV) && $(PYTHON) -m venv $(VENV)
+	@rm -rf "$(VENV)" && $(PYTHON) -m venv "$(VENV)"
 	@touch $@
 
 $(VENV)/.core: $(VENV)/.created $(ROOT)/pyproject.toml $(ROOT)/constraints.txt
@@ -63,4 +68,4 @@ soak: setup-test
 	@cd $(ROOT) && REMASK_SOAK="$(or $(ROWS),all)" $(BIN)/python -m pytest tests/faults -x
 
 clean:
-	@rm -rf $(VENV)
+	@rm -rf "$(VENV)"

@@ -50,6 +50,22 @@ def test_a_set_up_that_cannot_work_says_why(checkout: Path, tmp_path: Path, scri
     assert message in done.stderr
 
 
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_path_with_a_space_is_refused_before_anything_is_removed(tmp_path: Path, inside: bool) -> None:
+    checkout = tmp_path / "kept" / "my notes"
+    checkout.mkdir(parents=True)
+    (tmp_path / "kept" / "my").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, checkout / name)
+    words = ["make", *([] if inside else ["-f", "my notes/Makefile"]), "PYTHON=/bin/true", "setup"]
+    cwd = checkout if inside else checkout.parent
+    done = subprocess.run(words, capture_output=True, text=True, cwd=cwd)
+    assert done.returncode != 0
+    assert "space in its path" in done.stderr
+    assert (checkout / "Makefile").is_file()
+    assert (tmp_path / "kept" / "my").is_dir()
+
+
 def test_an_interrupted_set_up_goes_on_and_a_finished_one_is_not_repeated(checkout: Path, tmp_path: Path) -> None:
     assert make(checkout, FAILING_PIP, "setup", tmp_path).returncode != 0
     assert "installing" in make(checkout, FAILING_PIP, "setup", tmp_path).stdout
