@@ -9,6 +9,7 @@ does not exist for any reader. Also here: one run per folder (`lock`), and findi
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import hashlib
@@ -26,6 +27,7 @@ MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 _CHUNK = 1 << 20
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ def publish(
     aside = folder.with_name(f".{folder.name}.partial")
     with output_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
+        _restore(folder)
         if folder.exists() and not replace:
             raise OutputError(f"{folder}: exists already; choose another --out or remove it")
         shutil.rmtree(aside, ignore_errors=True)
@@ -107,15 +110,40 @@ def publish_filled(
             _sync_folder(inner)
         _sync_folder(aside)
         if folder.exists():
-            retired = folder.with_name(f".{folder.name}.retired")
-            shutil.rmtree(retired, ignore_errors=True)
-            folder.rename(retired)
-            aside.rename(folder)
-            shutil.rmtree(retired, ignore_errors=True)
+            _replace(aside, folder)
         else:
             aside.rename(folder)
         _sync_folder(folder.parent)
         return Artifact(folder, manifest)
+
+
+def _replace(aside: Path, folder: Path) -> None:
+    """The new folder under the name of the old one, which is there at every moment where the system can exchange two
+    names; elsewhere a kill between two renames leaves the old one as `.NAME.retired`, for `_restore`."""
+    retired = _retired(folder)
+    shutil.rmtree(retired, ignore_errors=True)
+    if _exchange(aside, folder):
+        aside.rename(retired)
+    else:
+        folder.rename(retired)
+        aside.rename(folder)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def _retired(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.retired")
+
+
+def _restore(folder: Path) -> None:
+    """Bring back the old folder where a kill came between the two renames of `_replace`."""
+    if not folder.exists() and _retired(folder).is_dir():
+        _retired(folder).rename(folder)
+
+
+def _exchange(one: Path, two: Path) -> bool:
+    """Two paths change places in one step; False where the system or the file system has no such step."""
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    return bool(rename) and rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two), _RENAME_EXCHANGE) == 0
 
 
 def _fingerprint(manifest: Mapping[str, Any]) -> str:

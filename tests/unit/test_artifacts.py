@@ -158,6 +158,56 @@ def test_every_failing_sync_leaves_the_old_folder(tmp_path: Path, monkeypatch: p
     assert failures >= 4
 
 
+@pytest.mark.parametrize("exchange", [True, False])
+def test_killed_anywhere_while_replacing_one_whole_folder_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    """Every rename and removal is the last thing that happens, once."""
+    if not exchange:
+        monkeypatch.setattr(artifacts, "_exchange", lambda one, two: False)
+
+    class Killed(BaseException):
+        pass
+
+    def new(folder: Path) -> dict[str, int]:
+        (folder / "new").write_text("n")
+        return {}
+
+    def dies_before(number: int, patch: pytest.MonkeyPatch) -> None:
+        left = iter(range(number, -1, -1))
+        for owner, name in ((Path, "rename"), (artifacts.shutil, "rmtree"), (artifacts, "_sync_folder")):
+            real = getattr(owner, name)
+
+            def dying(*words: object, real=real, **more: object) -> object:
+                if next(left, -1) == 0:
+                    raise Killed
+                return real(*words, **more)
+
+            patch.setattr(owner, name, dying)
+
+    for number in range(100):
+        folder = tmp_path / str(number) / "out"
+        publish(folder, "stage", fill)
+        with monkeypatch.context() as patch:
+            dies_before(number, patch)
+            try:
+                publish(folder, "stage", new, replace=True)
+            except Killed:
+                killed = True
+            else:
+                killed = False
+        if exchange:  # there at every moment
+            open_artifact(folder, "stage", verify=True)
+        if not killed:
+            break
+        with pytest.raises(OutputError, match="exists already"):  # whatever was left, it is not lost
+            publish(folder, "stage", new)
+        open_artifact(folder, "stage", verify=True)
+        publish(folder, "stage", new, replace=True)
+        assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    assert number >= 6
+
+
 def test_lock_refuses_a_second_process_and_goes_with_the_first(tmp_path: Path) -> None:
     code = f"from remask.artifacts import lock\nfrom pathlib import Path\nwith lock(Path({str(tmp_path)!r})): pass"
     with lock(tmp_path):
