@@ -358,4 +358,4 @@ def _finite(tensor: Tensor) -> bool:
     import torch
 
     # A sum carries any NaN or infinity; only where it is not finite need every number be looked at.
-    return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor).all())
+    return bool(torch.isfinite(tensor.sum(dtype=torch.float32))) or bool(torch.isfinite(tensor.float()).all())

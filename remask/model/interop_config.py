@@ -15,10 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from remask.errors import DataError
-from remask.model.settings import HeadSettings, ModelSettings
-
-MAX_LAYERS = 1_000
-MAX_SIZE = 1 << 24
+from remask.model.settings import MAX_LAYERS, MAX_SIZE, HeadSettings, ModelSettings
 
 # model_type in a foreign config -> the family that reads it; all of RoBERTa's relatives have its weights and names.
 FAMILY_OF = {
@@ -309,7 +306,7 @@ def no_class(settings: ModelSettings, heads: HeadSettings) -> list[str]:
             "rotary positions with shared layers": settings.sharing != "none",
             "rotary positions with factorised embeddings": settings.embedding_width != settings.hidden_size,
             "rotary positions with a norm before the first attention": settings.first_norm,
-            "rotary positions with segment embeddings": settings.num_segments > 1,
+            "rotary positions with segment embeddings": settings.num_segments > 0,
             "rotary positions with the tanh GELU": settings.activation != "gelu",
             "a window in the first layer too": window and settings.global_every == 0,
         }

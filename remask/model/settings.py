@@ -13,29 +13,42 @@ from pydantic import model_validator
 
 from remask.config import Config, setting, switch
 
+# Beyond every model there is: a number above can only be a mistake, or a file that means harm.
+MAX_LAYERS = 1_000
+MAX_SIZE = 1 << 24
+
 
 class ModelSettings(Config):
     """The encoder. Defaults: RoBERTa base."""
 
-    vocab_size: int = setting(0, "entries of the vocabulary; 0: as many as the tokenizer has", ge=0)
-    num_layers: int = switch(12, "how often attention and FFN are applied", effect="math", samples=[2, 3], ge=1)
-    hidden_size: int = switch(768, "width of a token's state", effect="math", samples=[32, 64], ge=1)
+    vocab_size: int = setting(0, "entries of the vocabulary; 0: as many as the tokenizer has", ge=0, le=MAX_SIZE)
+    num_layers: int = switch(
+        12, "how often attention and FFN are applied", effect="math", samples=[2, 3], ge=1, le=MAX_LAYERS
+    )
+    hidden_size: int = switch(768, "width of a token's state", effect="math", samples=[32, 64], ge=1, le=MAX_SIZE)
     num_heads: int = switch(12, "attention heads; each is hidden_size / num_heads wide", effect="math", samples=[2, 4])
-    ffn_size: int = switch(3072, "width inside the FFN (of each half when gated)", effect="math", samples=[48, 96])
-    max_length: int = setting(512, "the longest input in tokens, <s> and </s> included", ge=1)
+    ffn_size: int = switch(
+        3072, "width inside the FFN (of each half when gated)", effect="math", samples=[48, 96], le=MAX_SIZE
+    )
+    max_length: int = setting(512, "the longest input in tokens, <s> and </s> included", ge=1, le=MAX_SIZE)
     position_offset: int = setting(
-        2, "unused rows at the start of the position table: 2 in RoBERTa's layout, 0 in BERT's", ge=0
+        2, "unused rows at the start of the position table: 2 in RoBERTa's layout, 0 in BERT's", ge=0, le=MAX_SIZE
     )
     num_segments: int = switch(
         1,
         "rows of the segment table; below 2 segment ids are not read, as in RoBERTa",
         effect="math",
         samples=[0, 1, 2],
+        le=MAX_SIZE,
     )
 
     # ALBERT (arXiv 1909.11942, section 3.1)
     embedding_size: int | None = switch(
-        None, "width of the embeddings, projected up to hidden_size; None: hidden_size", effect="math", samples=[16]
+        None,
+        "width of the embeddings, projected up to hidden_size; None: hidden_size",
+        effect="math",
+        samples=[16],
+        le=MAX_SIZE,
     )
     sharing: Literal["none", "attention", "ffn", "all"] = switch(
         "none", "which sub-layers the layers of a group share", effect="math"
@@ -70,7 +83,7 @@ class ModelSettings(Config):
 
     # Claims that circulate about RoBERTa, as switches (the window is also half of the modern form's attention)
     attention_window: int | None = switch(
-        None, "tokens to the left and right that a token sees; None: all", effect="math", samples=[1, 12]
+        None, "tokens to the left and right that a token sees; None: all", effect="math", samples=[1, 12], le=MAX_SIZE
     )
     global_every: int = switch(
         0, "with a window: layers 0, n, 2n, ... see everything; 0: none does", effect="math", samples=[0, 2], ge=0
@@ -136,7 +149,8 @@ class ModelSettings(Config):
         return self._group(layer) if self.sharing in ("ffn", "all") else layer
 
     def _group(self, layer: int) -> int:
-        return layer * self.num_groups // self.num_layers
+        # In floating point as ALBERT's code has it: 18 layers in 14 groups fall otherwise in exact numbers.
+        return int(layer / (self.num_layers / self.num_groups))
 
     def window(self, layer: int) -> int | None:
         """How far a layer sees to either side; None: everything."""
@@ -152,9 +166,9 @@ class HeadSettings(Config):
 
     masked_lm: bool = setting(False, "predict masked tokens")
     sentence: bool = setting(False, "NSP or SOP: does the second part follow?")
-    num_classes: int | None = setting(None, "classification (1: regression)", ge=1)
+    num_classes: int | None = setting(None, "classification (1: regression)", ge=1, le=MAX_SIZE)
     multilabel: bool = setting(False, "the classes do not exclude each other")
-    num_tags: int | None = setting(None, "token classification", ge=1)
+    num_tags: int | None = setting(None, "token classification", ge=1, le=MAX_SIZE)
     span: bool = setting(False, "start and end of an answer")
     answerable: bool = setting(False, "SQuAD 2.0: is there an answer?")
     choice: bool = setting(False, "multiple choice: one score a row")

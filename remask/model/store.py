@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
@@ -19,13 +20,12 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from remask.artifacts import MANIFEST, Artifact, open_artifact, publish
 from remask.config import dump
 from remask.errors import DataError, MissingInputError, RemaskError
-from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
+from remask.model.foreign import TOKENIZER_FILES, ForeignFolder, SafetensorsWeights, checked
 from remask.model.network import Network, empty_network
 from remask.model.settings import HeadSettings, ModelSettings
 
@@ -120,10 +120,13 @@ def open_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Load
         return _open_foreign(folder, dtype)
     settings, heads, labels = read_model_json(folder / MODEL_JSON)
     network = empty_network(settings, heads)
-    network.load_state_dict(_read_weights(folder / WEIGHTS, network), assign=True)
-    tokenizer = folder / TOKENIZER
+    guarded = ForeignFolder(folder)  # an artifact may come from a stranger, too
+    network.load_state_dict(_read_weights(guarded, network), assign=True)
+    tokenizer = guarded.inner(TOKENIZER)
+    if tokenizer is not None:
+        tokenizer.present(TOKENIZER_FILES)
     network.to(dtype=dtype)
-    return Loaded(network, settings, heads, tokenizer if tokenizer.is_dir() else None, labels, folder)
+    return Loaded(network, settings, heads, None if tokenizer is None else tokenizer.folder, labels, folder)
 
 
 def find_model(path: Path) -> Path:
@@ -182,29 +185,14 @@ def read_model_json(path: Path) -> tuple[ModelSettings, HeadSettings, tuple[str,
     return settings, heads, labels
 
 
-def _read_weights(path: Path, network: Network) -> dict[str, torch.Tensor]:
+def _read_weights(folder: ForeignFolder, network: Network) -> dict[str, torch.Tensor]:
+    """All weights in the file's dtype, or one error that lists every missing, unexpected, misshapen or wrong one."""
     try:
-        with safe_open(path, framework="pt") as file:
-            found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            _compare(path, {name: tuple(t.shape) for name, t in network.state_dict().items()}, found)
-            return {name: file.get_tensor(name) for name in found}
-    except FileNotFoundError:
-        raise DataError(f"{path}: is missing") from None
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: damaged: {error}") from error
-
-
-def _compare(path: Path, wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
-    """Every difference in one error."""
-    problems = [f"lacks {name}" for name in wanted if name not in found]
-    problems += [f"has {name}, which the settings do not know" for name in found if name not in wanted]
-    problems += [
-        f"{name} is {list(found[name])}, should be {list(shape)}"
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
-    if problems:
-        raise DataError("\n".join(f"{path}: {problem}" for problem in problems))
+        weights = SafetensorsWeights(folder, [folder.path(WEIGHTS)], None)
+    except MissingInputError:
+        raise DataError(f"{folder.folder / WEIGHTS}: is missing") from None
+    wanted = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    return checked(weights, wanted, re.compile(r"(?!)"))
 
 
 def _open_foreign(folder: Path, dtype: torch.dtype | None) -> Loaded:

@@ -348,6 +348,12 @@ def test_weights_that_are_not_finite_are_listed(tmp_path: Path, value: float, dt
     assert "one" not in str(caught.value).split(":", 1)[1]
 
 
+def test_a_number_that_fp32_does_not_hold_is_not_finite(tmp_path: Path) -> None:
+    save_file({"a": torch.full((3,), 1e300, dtype=torch.float64)}, tmp_path / "model.safetensors")
+    with pytest.raises(DataError, match="not finite: a"):
+        checked(ForeignFolder(tmp_path).weights(), {"a": (3,)}, NOTHING)
+
+
 def test_large_but_finite_weights_pass(tmp_path: Path) -> None:
     save_file({"a": torch.full((100,), 3e38)}, tmp_path / "model.safetensors")
     assert checked(ForeignFolder(tmp_path).weights(), {"a": (100,)}, NOTHING)["a"].numel() == 100

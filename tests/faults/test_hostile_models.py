@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import remask
+from remask import artifacts
 from remask.errors import DataError, MissingInputError, RemaskError
 from remask.export.hf import export_hf
 from remask.model.interop import read_hf_folder
@@ -198,6 +199,56 @@ def test_damaged_weights_of_our_own_layout_are_refused(tmp_path: Path, folder: P
     (own / "model.json").write_text("{}")
     with pytest.raises(RemaskError):
         open_model(own)
+
+
+def edit(path: Path, **values: Any) -> None:
+    found = json.loads(path.read_text())
+    path.write_text(json.dumps({**found, "model": {**found["model"], **values}}))
+
+
+def not_finite(path: Path) -> None:
+    tensors = load_file(path)
+    tensors["heads.masked_lm.bias"][7] = float("nan")
+    save_file(tensors, path)
+
+
+def integers(path: Path) -> None:
+    tensors = load_file(path)
+    save_file({name: tensor.to(torch.int32) for name, tensor in tensors.items()}, path)
+
+
+def moved_out(path: Path) -> None:
+    path.rename(path.parent.parent / f"outside-{path.name}")
+    path.symlink_to(path.parent.parent / f"outside-{path.name}")
+
+
+OWN: dict[str, Any] = {
+    "layers without end": lambda own: edit(own / "model.json", num_layers=10**9),
+    "a width beyond any address": lambda own: edit(own / "model.json", hidden_size=4 * 10**18),
+    "a number that is not finite": lambda own: not_finite(own / "model.safetensors"),
+    "weights that are integers": lambda own: integers(own / "model.safetensors"),
+    "weights by a link": lambda own: moved_out(own / "model.safetensors"),
+    "a vocabulary by a link": lambda own: moved_out(own / "tokenizer" / "tokenizer.json"),
+    "a header without end": lambda own: (own / "model.safetensors").write_bytes(b"\xff" * 7 + b"\x3f{}"),
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_stranger_who_writes_our_own_layout_and_its_manifest_gets_no_further(
+    tmp_path: Path, folder: Path, name: str
+) -> None:
+    own = tmp_path / "own"
+    OWN[name](own)
+    manifest = json.loads((own / "manifest.json").read_text())
+    manifest["files"] = {  # a link is simply not listed
+        file: {**facts, "size": (own / file).stat().st_size}
+        for file, facts in manifest["files"].items()
+        if not (own / file).is_symlink()
+    }
+    manifest["fingerprint"] = artifacts._fingerprint(manifest)
+    (own / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(DataError):
+        remask.load(own)
 
 
 def test_the_command_line_says_one_thing_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:

@@ -307,6 +307,7 @@ NO_CLASS: dict[str, dict[str, Any]] = {
     "rotary factors": {**MODERN, "embedding_size": 16},
     "rotary window everywhere": {**MODERN, "attention_window": 3},
     "rotary tanh": {**MODERN, "activation": "gelu_tanh"},
+    "rotary, one segment": {**MODERN, "num_segments": 1},
     "rotary, other heads": {**MODERN, "head_form": "roberta"},
 }
 

@@ -119,8 +119,8 @@ def test_what_is_no_model(tmp_path: Path) -> None:
         (lambda v: v["model"].update(num_layers="x"), "damaged"),
         (lambda v: v.pop("heads"), "damaged"),
         (lambda v: v["model"].update(hidden_size=32), r"should be \[40, 32\]"),
-        (lambda v: v["heads"].update(num_tags=3), "lacks heads.tagger.weight"),
-        (lambda v: v["heads"].update(masked_lm=False), "has heads.masked_lm.bias, which the settings do not know"),
+        (lambda v: v["heads"].update(num_tags=3), "missing: heads.tagger.weight"),
+        (lambda v: v["heads"].update(masked_lm=False), "unexpected: 'heads.masked_lm.bias'"),
     ],
 )
 def test_settings_that_do_not_fit_the_weights(tmp_path: Path, change: Any, message: str) -> None:
@@ -166,7 +166,7 @@ def test_damaged_weights(tmp_path: Path, damage: str) -> None:
             (aside / "model.safetensors").write_bytes(data[:-5] if damage == "truncate" else b"\xff" * 40)
 
     publish(tmp_path / "changed", "model", fill)
-    with pytest.raises(DataError, match=r"model\.safetensors: (damaged|is missing)"):
+    with pytest.raises(DataError, match=r"model\.safetensors: .*(damaged|is missing)"):
         open_model(tmp_path / "changed")
 
 
