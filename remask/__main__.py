@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from remask import __version__, signals
-from remask.errors import DiskError, RemaskError, Stopped
+from remask.errors import DiskError, MissingInputError, RemaskError, Stopped
 
 # verb -> its line in `remask --help`; each is commands/<verb with _>.py with a click command named `command`.
 VERBS = {
@@ -34,6 +34,9 @@ VERBS = {
     "switches": "Every design decision that can be turned, its values and its effect.",
     "doctor": "What this machine can do, and what to do about what it cannot.",
 }
+
+
+_NO_MEMORY = "out of memory; a smaller batch, length or --workers needs less"
 
 
 class _Verbs(click.Group):
@@ -87,7 +90,14 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except MemoryError:
-        _fail("out of memory; a smaller batch, length or --workers needs less", DiskError.exit_code)
+        _fail(_NO_MEMORY, DiskError.exit_code)
+    except OSError as error:  # what no part foresaw
+        kind = MissingInputError if isinstance(error, FileNotFoundError) else DiskError
+        _fail(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", kind.exit_code)
+    except RuntimeError as error:
+        if "allocate memory" not in str(error) and "out of memory" not in str(error):  # torch has no error of its own
+            raise
+        _fail(_NO_MEMORY, DiskError.exit_code)
 
 
 def _fail(message: str, code: int) -> None:

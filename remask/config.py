@@ -36,7 +36,9 @@ ConfigT = TypeVar("ConfigT", bound="Config")
 class Config(BaseModel):
     """A frozen part of a run: unknown keys are refused, derived values are properties."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
+    )
 
 
 def setting(default: Any, doc: str, **bounds: Any) -> Any:
@@ -172,11 +174,11 @@ def find_base(name: str, beside: Path | None = None) -> Path:
     """A base by its name (a file of runs/bases) or by a path relative to the run file."""
     if name.endswith((".yaml", ".yml")):
         return (beside.parent if beside else Path()) / name
-    path = runs_folder() / "bases" / f"{name}.yaml"
-    if not path.is_file():
-        known = sorted(p.stem for p in path.parent.glob("*.yaml"))
+    folder = runs_folder() / "bases"
+    known = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in known:
         raise ConfigError(f"base: {name!r} is not one of {', '.join(known)}{_nearest(name, known)}")
-    return path
+    return folder / f"{name}.yaml"
 
 
 def _merge(under: Any, over: Any) -> Any:

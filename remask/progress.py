@@ -65,9 +65,8 @@ class Progress:
     def __init__(self, *, quiet: bool = False, verbose: bool = False, stream: TextIO | None = None) -> None:
         self.stream = stream or sys.stderr
         self.quiet, self.verbose = quiet, verbose
-        terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
-        self.live = terminal and not quiet
-        self._colour = self.live and "NO_COLOR" not in os.environ
+        plain = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
+        self.live = self.stream.isatty() and not plain and not quiet
         self._width = 0
         self._last_live = 0.0
 
@@ -110,7 +109,7 @@ class Progress:
             self._print(f"{stage.name}: {stage.line()}")
 
     def _mark(self) -> str:
-        return "\x1b[32m✓\x1b[0m" if self._colour else "done:"
+        return "\x1b[32m✓\x1b[0m" if self.live else "done:"
 
     def _draw(self, line: str) -> None:
         width = (os.get_terminal_size(self.stream.fileno()).columns or 80) - 1

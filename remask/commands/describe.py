@@ -15,7 +15,7 @@ import click
 
 from remask.commands import Common, common_options
 from remask.config import Config, build_run, find_base, setting
-from remask.errors import ConfigError, DataError
+from remask.errors import ConfigError, MissingInputError, UnavailableError
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.progress import duration
 
@@ -106,6 +106,8 @@ def _find(what: str) -> tuple[ModelSettings, HeadSettings, str]:
     if what.endswith((".yaml", ".yml")) or not path.exists():
         from remask.commands.pretrain import PretrainRun
 
+        if not path.exists() and len(path.parts) > 1:
+            raise MissingInputError(f"{what}: no such model, run or run file")
         if not path.exists():
             find_base(what)  # says which ones there are
         run = build_run(PretrainRun, path if path.exists() else None, base=None if path.exists() else what).run
@@ -143,7 +145,7 @@ def _network(settings: ModelSettings, heads: HeadSettings, device: str) -> Netwo
     try:
         return build_network(settings, heads, seed=0).to(device)
     except (RuntimeError, AssertionError) as error:
-        raise DataError(f"device = {device}: {str(error).splitlines()[0]}") from error
+        raise UnavailableError(f"device = {device}: {str(error).splitlines()[0][:160]}") from error
 
 
 def _probe(network: Network, run: DescribeRun, length: int, flops: float) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import click
 
 from remask import __version__
 from remask.commands import Common, common_options
+from remask.workers import num_cores
 
 EXTRAS = {
     "fast": ("gigatoken", "vocabulary and encoding at many times the speed"),
@@ -65,7 +66,7 @@ def _torch() -> list[Finding]:
     except Exception as error:
         return [Finding("torch", "problem", f"cannot be imported: {error}", "pip install -c constraints.txt torch")]
     found = [Finding("torch", "ok", torch.__version__)]
-    threads, cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
+    threads, cores = torch.get_num_threads(), num_cores()
     advice = f"OMP_NUM_THREADS={cores} uses all of them" if threads < cores else ""
     found.append(Finding("threads", "note" if advice else "ok", f"{threads} of {cores} cores", advice))
     if torch.cuda.is_available():
@@ -77,9 +78,12 @@ def _torch() -> list[Finding]:
 
 
 def _precisions() -> list[Finding]:
-    import torch
+    try:
+        import torch
 
-    from remask.train.precision import probe
+        from remask.train.precision import probe
+    except Exception:  # _torch has said so
+        return []
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = []
@@ -98,7 +102,8 @@ def _memory() -> Finding:
 
 
 def _disk(folder: Path) -> Finding:
-    free = shutil.disk_usage(folder).free / 2**30
+    there = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    free = shutil.disk_usage(there).free / 2**30
     if free < MIN_DISK_GB:
         return Finding("disk", "problem", f"{free:.1f} GiB free", f"have {MIN_DISK_GB} GiB free, or --out elsewhere")
     return Finding("disk", "ok", f"{free:.1f} GiB free")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remask.errors import DataError
+from remask.errors import DataError, UnavailableError
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
 from remask.serve.answers import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
@@ -60,9 +60,12 @@ class Model:
             loaded.folder,
         )
         self.tokenizer = tokenizer
-        self.device = torch.device(device)
         self.batch_tokens = batch_tokens
-        self.network = loaded.network.to(self.device).eval().requires_grad_(False)
+        try:
+            self.device = torch.device(device)
+            self.network = loaded.network.to(self.device).eval().requires_grad_(False)
+        except (RuntimeError, AssertionError) as error:  # torch has one of each
+            raise UnavailableError(f"device = {device}: {str(error).splitlines()[0][:160]}") from error
         if tokenizer.vocab_size > self.settings.vocab_size:
             raise DataError(
                 f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "

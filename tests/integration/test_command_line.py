@@ -58,6 +58,9 @@ def test_shell_completion(shell: str) -> None:
         (["inspect", "no-such-folder"], 66, "no-such-folder"),
         (["report", "no-such-folder"], 66, "no-such-folder"),
         (["quickstart", "no/such/corpus", "--out", "x"], 66, "no/such/corpus"),
+        (["describe", "no/such/model"], 66, "no/such/model"),
+        (["describe", "x" * 300], 74, "File name too long"),
+        (["describe", "roberta_tiny", "--set", "device=moon"], 69, "device = moon"),
         (["prepare", "README.md", "--out", "x", "--set", "nonsense=1"], 78, "unknown key nonsense"),
     ],
 )
@@ -86,6 +89,16 @@ def test_doctor_probes_every_precision_without_dying() -> None:
         assert name in names
     for finding in found["findings"]:
         assert finding["state"] == "ok" or finding["advice"]
+
+
+def test_doctor_says_so_where_torch_cannot_be_imported(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so is missing')")
+    done = remask("doctor", "--out", "not/made/yet", "--json", cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 69, done.stderr
+    found = {finding["name"]: finding for finding in json.loads(done.stdout)["findings"]}
+    assert "libcudart" in found["torch"]["value"]
+    assert found["torch"]["advice"]
+    assert found["disk"]
 
 
 def test_switches_lists_every_decision_with_its_values() -> None:

@@ -79,6 +79,8 @@ def test_scalars_are_read_as_people_mean_them(tmp_path: Path) -> None:
         ("? [a]\n: b", "a key must be a word"),
         ("name: x\nseed: " + "9" * 5000, "cannot be read"),
         ("name: x\npart: {rate: .inf}", "part.rate"),
+        ("name: x\npart: {rate: 1e999}", "run.yaml:2: part.rate = Infinity: should be a finite number"),
+        ("name: x\nbase: ../bases/roberta_base", "is not one of albert_base"),
         ("a: " + "[" * 100 + "]" * 100, "nested too deeply"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import remask
-from remask.errors import DataError, MissingInputError
+from remask.errors import DataError, MissingInputError, UnavailableError
 from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import save_model
@@ -248,6 +248,13 @@ def test_tokens_and_their_characters(tmp_path: Path, bpe: Path) -> None:
 def test_a_vocabulary_that_does_not_belong_to_the_model_is_refused(tmp_path: Path, bpe: Path) -> None:
     with pytest.raises(DataError, match="do not belong together"):
         make(tmp_path / "m", bpe, HeadSettings(), vocab_size=100)
+
+
+@pytest.mark.parametrize("device", ["moon", "cuda:99"])
+def test_a_device_that_is_not_there_is_one_line(tmp_path: Path, bpe: Path, device: str) -> None:
+    make(tmp_path / "m", bpe, HeadSettings())
+    with pytest.raises(UnavailableError, match=f"device = {device}"):
+        remask.load(tmp_path / "m", device=device)
 
 
 def test_the_engine_needs_neither_transformers_nor_arrow(tmp_path: Path, bpe: Path) -> None:
