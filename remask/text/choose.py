@@ -58,7 +58,7 @@ def choose(parts: list[Part], settings: TextSettings, work: Path) -> np.ndarray:
             _mark_near(parts, settings.dedup, fates, work)
         for source in range(len(settings.sources)):
             _mark_stories(parts, source, settings, fates)
-        _mark_shares(parts, settings, hashes, fates)
+        _mark_shares(parts, settings, hashes, fates, work)
         _mark_heldout(hashes, settings.heldout_fraction, fates)
     return fates
 
@@ -190,22 +190,30 @@ def _mark_stories(parts: list[Part], source: int, settings: TextSettings, fates:
     fates[entries[scores <= 0]] = STORY
 
 
-def _mark_shares(parts: list[Part], settings: TextSettings, hashes: np.ndarray, fates: np.ndarray) -> None:
+def _mark_shares(parts: list[Part], settings: TextSettings, hashes: np.ndarray, fates: np.ndarray, work: Path) -> None:
     """Size caps and the mix: each source keeps the documents with the smallest hashes up to its number of bytes, so a
     smaller cap is always a subset of a larger one."""
     if settings.max_bytes is None and all(s.max_bytes is None and s.weight is None for s in settings.sources):
         return
-    sizes = np.concatenate([np.diff(part.shard.offsets) for part in parts])
-    sources = np.concatenate([np.full(part.count, part.source) for part in parts])
-    left = np.asarray(fates == TRAIN)
-    available = [int(sizes[left & (sources == source)].sum()) for source in range(len(settings.sources))]
+    sizes = _mapped(work / "sizes", np.int64, len(fates))
+    available = [0] * len(settings.sources)
+    for part in parts:
+        mine = slice(part.first, part.first + part.count)
+        sizes[mine] = np.diff(part.shard.offsets)
+        available[part.source] += int(sizes[mine][fates[mine] == TRAIN].sum())
     for source, limit in enumerate(byte_limits(settings, available)):
         if limit >= available[source]:
             continue
-        entries = np.flatnonzero(left & (sources == source))
-        order = np.lexsort((entries, hashes[entries, 0]))
-        total = np.cumsum(sizes[entries[order]])
-        fates[entries[order[total > limit]]] = SHARE
+        wanted = np.zeros(len(fates), bool)
+        for part in (part for part in parts if part.source == source):
+            mine = slice(part.first, part.first + part.count)
+            wanted[mine] = fates[mine] == TRAIN
+        taken = 0
+        for entries in _slices(hashes[:, 0], wanted):  # slices of the hash's range, from the smallest on
+            entries = entries[np.lexsort((entries, hashes[entries, 0]))]
+            total = taken + np.cumsum(sizes[entries])
+            fates[entries[total > limit]] = SHARE
+            taken = int(total[-1]) if len(total) else taken
 
 
 def byte_limits(settings: TextSettings, available: list[int]) -> list[int]:

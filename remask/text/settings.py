@@ -180,7 +180,7 @@ class TextSettings(Config):
         0.01, "Share of the documents held out, by their hash.", effect="data", samples=[0.0, 0.2], ge=0, lt=1
     )
     max_bytes: int | None = switch(
-        None, "Size cap of the whole mix; each source gets its share.", effect="data", samples=[3_000]
+        None, "Size cap of the whole mix; each source gets its share.", effect="data", samples=[3_000], gt=0
     )
     shard_bytes: int = setting(64_000_000, "Text bytes in a shard.", ge=1000)
 

@@ -86,9 +86,13 @@ def test_slices_bound_memory_and_change_nothing(tmp_path: Path, texts, build, mo
     source = corpus(tmp_path, "a", [*base, *base[:30], *(changed(text, 0.05) for text in base)])
     whole = build(source)
     assert set(whole.counts["dropped"]) == {"exact duplicate", "near duplicate"}
+    capped = build(source, max_bytes=9_000)
+    assert capped.counts["dropped"]["over the size cap"] > 5
+    assert 8_000 < capped.counts["bytes"] <= 9_000
     monkeypatch.setattr(choose, "SLICE_ENTRIES", 10)
     monkeypatch.setattr(choose, "_CHUNK", 16)
     assert build(source).artifact.fingerprint == whole.artifact.fingerprint
+    assert build(source, max_bytes=9_000).artifact.fingerprint == capped.artifact.fingerprint
     keys = np.arange(100, dtype=np.uint64) << np.uint64(57)
     slices = list(choose._slices(keys, np.ones(100, bool)))
     assert max(map(len, slices)) <= 10
