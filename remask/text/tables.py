@@ -312,7 +312,7 @@ def read_hf(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
         raise Damaged("no such column", lacking)
     wanted = _wanted(reading)
     row = 0
-    for batch in data.select_columns(wanted).with_format("arrow").iter(_ROWS):
+    for batch in data.select_columns(wanted).with_format("arrow").iter(_ROWS):  # pyrefly: ignore[missing-attribute]
         for piece in batch.select(wanted).to_batches():
             yield from _rows(iter([piece]), row, portion, reading)
             row += piece.num_rows
