@@ -55,8 +55,9 @@ class QuickstartRun(Config):
     max_document_bytes: int = setting(20_000, "longer texts are cut, so that a book can be held out in part", ge=100)
     heldout_fraction: float = setting(0.05, "share of the documents that is never trained on", gt=0, lt=1)
     seeds: int = setting(3, "fine-tuning runs from each start", ge=1)
-    task_passages: int = setting(2000, "passages to fine-tune and test on, most", ge=40)
-    task_epochs: float = setting(4.0, "passes over them", gt=0)
+    task_passages: int = setting(1200, "passages to fine-tune and test on, most", ge=40)
+    task_epochs: float = setting(3.0, "passes over them", gt=0)
+    task_learning_rate: float = setting(5e-4, "the same from both starts", gt=0)
 
 
 @dataclass
@@ -212,6 +213,7 @@ def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
         "table.label": "label",
         "rows.max_length": pretrain_run(run, out).model.max_length,
         "train.epochs": run.task_epochs,
+        "train.learning_rate": run.task_learning_rate,
         "train.eval_every": 0,  # only the last state is scored, so that nothing is chosen on the test passages
         "train.save_every": 0,
     }

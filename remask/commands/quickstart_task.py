@@ -26,6 +26,7 @@ MIN_MODULES = 12  # of a library, so that some are for the test
 MAX_PER_DOCUMENT = 8  # one large document must not be the whole task
 TEST_SHARE = 0.3  # of the documents
 MIN_ROWS = 40
+MAX_CHARS = 240  # of a passage: six fine-tuning runs must fit into minutes
 _SENTENCE = re.compile(r"[A-Z][a-z]+(?:,? [\w'-]+){7,16}\.")
 _HIDEABLE = re.compile(r"(?<= )[a-z]{3,9}(?=[ ,])")
 
@@ -43,7 +44,7 @@ class Task:
 
 def make_task(documents: Documents, folder: Path, *, is_python_docs: bool, most: int, seed: int) -> Task | None:
     """Write the task's files; None where the corpus has too few documents for one."""
-    found = _ordered(passages(documents), seed)
+    found = _ordered(passages(documents, min_chars=80, max_chars=MAX_CHARS), seed)
     rows = _library_rows(found, most) if is_python_docs else _pair_rows(found, most, seed)
     train = [row for row in rows if not row["test"]]
     test = [row for row in rows if row["test"]]
