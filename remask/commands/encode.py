@@ -23,6 +23,7 @@ from remask.artifacts import output_errors
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, setting
 from remask.errors import DataError, MissingInputError, UsageError
+from remask.model.settings import Pooling
 from remask.progress import Progress
 
 ENDINGS = (".safetensors", ".jsonl")
@@ -36,6 +37,7 @@ class EncodeRun(Config):
     file: Path = setting(..., "texts: one a line, or .jsonl with the column `text`")
     column: str = setting("text", "the column of a .jsonl file")
     pooled: bool = setting(False, "one vector a text (of length 1) instead of one state a token")
+    pooling: Pooling | None = setting(None, "of a vector: the first token's state or the mean; None: as the model has")
     long_texts: Literal["error", "cut"] = setting("error", "a text beyond the model's length: stop there, or cut it")
     device: str = setting("cpu", "cpu, cuda, ...")
 
@@ -44,15 +46,24 @@ class EncodeRun(Config):
 @click.argument("words", nargs=-1, required=True, metavar="RUN.yaml | MODEL FILE")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help=f"The file to make: {', '.join(ENDINGS)}.")
 @click.option("--pooled", is_flag=True, default=None, help="One vector a text instead of one state a token.")
+@click.option("--pooling", type=click.Choice(["first", "mean"]), help="With --pooled: what stands for a text.")
 @click.option("--long", "long_texts", type=click.Choice(["error", "cut"]), help="Texts beyond the model's length.")
 @common_options
-def command(words: tuple[str, ...], out: Path, pooled: bool | None, long_texts: str | None, common: Common) -> None:
+def command(
+    words: tuple[str, ...],
+    out: Path,
+    pooled: bool | None,
+    pooling: str | None,
+    long_texts: str | None,
+    common: Common,
+) -> None:
     """Token ids and last hidden states of every text of FILE."""
     file, model, texts = run_file(words)
     if len(texts) > 1:
         raise UsageError(f"encode takes one MODEL and one FILE, not {len(words)} paths")
     source = texts[0] if texts else None
-    built = common.build(EncodeRun, file, model=model, file=source, pooled=pooled, long_texts=long_texts)
+    options = {"pooled": pooled, "pooling": pooling, "long_texts": long_texts}
+    built = common.build(EncodeRun, file, model=model, file=source, **options)
     if out.suffix not in ENDINGS:
         raise UsageError(f"--out {out}: must end in {', '.join(ENDINGS)}")
     if common.dry_run:
@@ -111,7 +122,7 @@ def read_texts(path: Path, column: str) -> Iterator[str]:
 def _encode(model: Any, texts: list[str], run: EncodeRun) -> dict[str, list[Any]]:
     """ids, and vectors or states, of some texts."""
     if run.pooled:
-        vectors = model.embed(texts, long_texts=run.long_texts)
+        vectors = model.embed(texts, pooling=run.pooling, long_texts=run.long_texts)
         return {"ids": [tokens.ids for tokens in model.tokenize(texts)], "vectors": list(vectors)}
     encoded = model.encode(texts, long_texts=run.long_texts)
     return {"ids": [one.ids for one in encoded], "states": [one.states for one in encoded]}

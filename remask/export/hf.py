@@ -26,7 +26,7 @@ from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
 from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, TASK_JSON, read_hf_folder
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
-from remask.model.settings import HeadSettings, ModelSettings
+from remask.model.settings import HeadSettings, ModelSettings, Pooling
 from remask.model.store import MODEL_JSON, WEIGHTS, Loaded, find_model, model_files, open_model, write_weights
 from remask.tokenizer import Tokenizer, load_tokenizer
 
@@ -74,15 +74,17 @@ def export_hf(
     *,
     card: Mapping[str, Any] | None = None,
     embedding: bool = False,
+    pooling: Pooling | None = None,
     replace: bool = False,
 ) -> Artifact:
-    """Write the folder. `embedding`: only the encoder, for sentence-transformers; `card`: see model_card."""
+    """Write the folder. `embedding`: only the encoder, for sentence-transformers, with its `pooling` (None: as the
+    model has); `card`: see model_card."""
     source = open_source(model)
     if source.tokenizer_folder is None:
         raise DataError(f"{source.folder}: has no tokenizer; transformers needs one beside the model")
     tokenizer = load_tokenizer(source.tokenizer_folder)
     if embedding:
-        bare = HeadSettings(pooling=source.heads.pooling)
+        bare = HeadSettings(pooling=pooling or source.heads.pooling)
         state = {name: tensor for name, tensor in source.state.items() if not name.startswith("heads.")}
         source = Source(source.settings, bare, state, None, source.tokenizer_folder, source.carried, source.folder)
     reasons = no_class(source.settings, source.heads)

@@ -291,13 +291,14 @@ def family_for(settings: ModelSettings) -> str:
 def no_class(settings: ModelSettings, heads: HeadSettings) -> list[str]:
     """Why transformers has no class for this model; empty where it has one."""
     family = family_for(settings)
-    window = settings.attention_window is not None
+    window, mean = settings.attention_window is not None, heads.pooling == "mean"
     conditions = {
         "sharing only attention or only the FFN": settings.sharing in ("attention", "ffn"),
         "a head form other than the family's": (settings.head_form == "modern") != (family == "modernbert")
         and heads != HeadSettings(pooling=heads.pooling),
-        "tags, spans or choices on the mean state": heads.pooling == "mean" and heads.choice and family != "modernbert",
-        "classes on the mean state": heads.pooling == "mean" and bool(heads.num_classes) and family != "modernbert",
+        "choices on the mean state": mean and heads.choice and family != "modernbert",
+        "a sentence loss on the mean state": mean and heads.sentence and family in ("bert", "albert"),
+        "classes on the mean state": mean and bool(heads.num_classes) and family != "modernbert",
     }
     if family == "modernbert":
         conditions |= {

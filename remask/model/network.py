@@ -20,7 +20,7 @@ from remask.errors import ConfigError
 from remask.model.encoder import Encoder, Ffn
 from remask.model.heads import Heads
 from remask.model.noise import Noise, Site
-from remask.model.settings import HeadSettings, ModelSettings
+from remask.model.settings import HeadSettings, ModelSettings, Pooling
 from remask.schema import Batch
 
 # Shapes: B rows, S positions, D width of a state, M predicted positions, V vocabulary, C classes or tags.
@@ -83,9 +83,11 @@ class Network(nn.Module):
         """logits_BS2: start and end. No dropout here but in the modern form, as in the reference heads."""
         return self._on_tokens(self.heads.span, hidden_BSD, noise, 0.0)
 
-    def embed(self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor:
-        """vectors_BD: the first token's state or the mean over the real tokens."""
-        if self.head_settings.pooling == "first":
+    def embed(
+        self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, pooling: Pooling | None = None
+    ) -> torch.Tensor:
+        """vectors_BD: the first token's state or the mean over the real tokens; by default as the heads have it."""
+        if (pooling or self.head_settings.pooling) == "first":
             return hidden_BSD[:, 0]
         assert lengths_B is not None, "the mean needs the lengths"
         return hidden_BSD.sum(dim=1) / lengths_B[:, None].to(hidden_BSD.dtype)  # padding is zero

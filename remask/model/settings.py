@@ -161,6 +161,9 @@ class ModelSettings(Config):
         return self.first_norm or self.norm == "post" or layer > 0
 
 
+Pooling = Literal["first", "mean"]
+
+
 class HeadSettings(Config):
     """Which heads sit on the encoder. The embedding of a text needs no weights: every network has it."""
 
@@ -172,6 +175,6 @@ class HeadSettings(Config):
     span: bool = setting(False, "start and end of an answer")
     answerable: bool = setting(False, "SQuAD 2.0: is there an answer?")
     choice: bool = setting(False, "multiple choice: one score a row")
-    pooling: Literal["first", "mean"] = switch(
+    pooling: Pooling = switch(
         "first", "what stands for a text: its first token's state, or the mean", effect="math"
     )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from remask.errors import DataError, UnavailableError
+from remask.model.settings import Pooling
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
 from remask.serve.answers import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
@@ -27,6 +28,7 @@ from remask.tokenizer import Tokenizer, load_tokenizer
 LongTexts = Literal["error", "cut"]
 Pair = tuple[str, str]
 Row = tuple[np.ndarray, np.ndarray]  # ids, segment ids
+ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
 _WORD = re.compile(r"\w+|[^\w\s]")
@@ -159,7 +161,7 @@ class Model:
     def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "error") -> list[Label]:
         """The class of each text or pair of texts (for regression its number)."""
         self._need("classify")
-        rows = [self._row(text, long_texts) for text in texts]
+        rows = [self._row(text, long_texts) for text in _several(texts)]
         return self._run(rows, lambda batch, hidden: self._labels(self.network.classify(hidden, batch.lengths_B)))
 
     def _labels(self, logits_BC: Tensor) -> list[Label]:
@@ -187,7 +189,7 @@ class Model:
         from remask.tasks.entities import entities
 
         self._need("tag")
-        words = [[(m.group(), m.start(), m.end()) for m in _WORD.finditer(text)] for text in texts]
+        words = [[(m.group(), m.start(), m.end()) for m in _WORD.finditer(text)] for text in _several(texts)]
         sentences = [
             Sentence(tuple(w for w, _, _ in found), None, _short(t)) for t, found in zip(texts, words, strict=True)
         ]
@@ -260,12 +262,22 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------ vectors
 
-    def embed(self, texts: Sequence[str], *, normalize: bool = True, long_texts: LongTexts = "error") -> np.ndarray:
-        """One vector a text (texts x width, fp32), of length 1 unless `normalize` is off."""
-        rows = [self._row(text, long_texts) for text in texts]
+    def embed(
+        self,
+        texts: Sequence[str],
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool = True,
+        long_texts: LongTexts = "error",
+    ) -> np.ndarray:
+        """One vector a text (texts x width, fp32), of length 1 unless `normalize` is off.
+
+        `pooling`: the first token's state or the mean over the tokens; by default as the model was made.
+        """
+        rows = [self._row(text, long_texts) for text in _several(texts)]
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[np.ndarray]:
-            vectors_BD = self.network.embed(hidden_BSD, batch.lengths_B).float()
+            vectors_BD = self.network.embed(hidden_BSD, batch.lengths_B, pooling).float()
             if normalize:
                 vectors_BD = torch.nn.functional.normalize(vectors_BD, dim=-1)
             return list(vectors_BD.cpu().numpy())
@@ -275,13 +287,13 @@ class Model:
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> list[Ranked]:
         """The texts by closeness to the query, closest first."""
-        vectors = self.embed([query, *texts], long_texts=long_texts)
+        vectors = self.embed([query, *_several(texts)], long_texts=long_texts)
         scores = vectors[1:] @ vectors[0]
         return [Ranked(int(i), float(scores[i]), texts[i]) for i in np.argsort(-scores, kind="stable")]
 
     def encode(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "error") -> list[Encoded]:
         """Ids and last hidden states of each text."""
-        rows = [self._row(text, long_texts) for text in texts]
+        rows = [self._row(text, long_texts) for text in _several(texts)]
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[Encoded]:
             lengths, states = batch.lengths_B.tolist(), hidden_BSD.float().cpu().numpy()
@@ -293,7 +305,7 @@ class Model:
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of each text, without special ones."""
         found = []
-        for text in texts:
+        for text in _several(texts):
             ids, spans = self.tokenizer.encode_with_offsets(text)
             names = tuple(self.tokenizer.token_text(int(token)) for token in ids)
             found.append(Tokens(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
@@ -357,6 +369,13 @@ def _probability(score: float, logits_S2: np.ndarray) -> float:
     """How likely a span with this score is in a window: its start's times its end's probability."""
     total = np.logaddexp.reduce(logits_S2[:, :2].astype(np.float64), axis=0).sum()
     return float(min(1.0, np.exp(score - total)))
+
+
+def _several(texts: Sequence[ItemT]) -> Sequence[ItemT]:
+    """A lone text would be taken letter by letter, silently."""
+    if isinstance(texts, str):
+        raise DataError(f"{_short(texts)}: give a list of texts, also for one: [{_short(texts)}]")
+    return texts
 
 
 def _short(text: str) -> str:

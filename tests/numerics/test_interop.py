@@ -328,6 +328,14 @@ def test_what_has_no_class_says_so_and_goes_out_in_our_layout(
     assert_alike(our_outputs(back.network, "roberta"), our_outputs(network, "roberta"))
 
 
+@pytest.mark.parametrize("head", [{"sentence": True, "masked_lm": True}, {"choice": True}, {"num_classes": 2}])
+def test_heads_on_the_mean_have_no_class_in_bert(head: dict[str, Any]) -> None:
+    settings = ModelSettings(**SMALL, head_form="bert")
+    assert not no_class(settings, HeadSettings(**head))
+    assert len(no_class(settings, HeadSettings(**head, pooling="mean"))) == 1
+    assert not no_class(settings, HeadSettings(masked_lm=True, pooling="mean"))
+
+
 # ------------------------------------------------------------------------------------------------ other spellings
 
 

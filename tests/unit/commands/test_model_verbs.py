@@ -133,6 +133,17 @@ def test_encode_writes_ids_and_states(model: Path, tmp_path: Path) -> None:
     run(*words, "--pooled", "--out", tmp_path / "pooled.safetensors")
     vectors = load_file(tmp_path / "pooled.safetensors")["vectors"]
     assert np.abs(vectors - remask.load(model).embed(texts)).max() < 1e-6
+    run(*words, "--pooled", "--pooling", "mean", "--out", tmp_path / "mean.safetensors")
+    means = load_file(tmp_path / "mean.safetensors")["vectors"]
+    assert np.abs(means - remask.load(model).embed(texts, pooling="mean")).max() < 1e-6
+    assert np.abs(means - vectors).max() > 1e-3
+
+
+def test_an_exported_embedding_pools_as_told(model: Path, tmp_path: Path) -> None:
+    run("export", model, "--embedding", "--pooling", "mean", "--out", tmp_path / "hf")
+    expected = remask.load(model).embed(["The dog."], pooling="mean")
+    assert np.abs(remask.load(tmp_path / "hf").embed(["The dog."]) - expected).max() < 1e-6
+    assert "--embedding" in run("export", model, "--pooling", "mean", "--out", tmp_path / "x", error=UsageError)
 
 
 def test_encode_mistakes_leave_no_file(model: Path, tmp_path: Path) -> None:

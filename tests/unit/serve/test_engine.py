@@ -250,6 +250,22 @@ def test_a_vocabulary_that_does_not_belong_to_the_model_is_refused(tmp_path: Pat
         make(tmp_path / "m", bpe, HeadSettings(), vocab_size=100)
 
 
+def test_vectors_by_the_mean_where_asked(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings())
+    states = [one.states for one in model.encode(TEXTS)]
+    for pooling, expected in (("first", [s[0] for s in states]), ("mean", [s.mean(0) for s in states])):
+        found = model.embed(TEXTS, pooling=pooling, normalize=False)  # type: ignore[arg-type]
+        np.testing.assert_allclose(found, np.stack(expected), atol=1e-5)
+    np.testing.assert_array_equal(model.embed(TEXTS), model.embed(TEXTS, pooling="first"))
+
+
+def test_a_lone_text_is_not_taken_letter_by_letter(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(num_classes=2, num_tags=3))
+    for ask in (model.embed, model.encode, model.classify, model.tag, model.tokenize, lambda t: model.rank("a", t)):
+        with pytest.raises(DataError, match="give a list of texts"):
+            ask("The dog.")
+
+
 @pytest.mark.parametrize("device", ["moon", "cuda:99"])
 def test_a_device_that_is_not_there_is_one_line(tmp_path: Path, bpe: Path, device: str) -> None:
     make(tmp_path / "m", bpe, HeadSettings())
