@@ -175,6 +175,4 @@ class HeadSettings(Config):
     span: bool = setting(False, "start and end of an answer")
     answerable: bool = setting(False, "SQuAD 2.0: is there an answer?")
     choice: bool = setting(False, "multiple choice: one score a row")
-    pooling: Pooling = switch(
-        "first", "what stands for a text: its first token's state, or the mean", effect="math"
-    )
+    pooling: Pooling = switch("first", "what stands for a text: its first token's state, or the mean", effect="math")
