@@ -73,13 +73,13 @@ class Batches:
         if self.settings.batch.num_tokens is None:
             return self._rows_of_step(phase, step - self._first_step(phase)), {"step": step + 1}
         window, number = cursor["window"], cursor["batch"]
+        if cursor.get("short", phase.is_short) != phase.is_short:  # it counts windows of rows of the other length
+            window, number = 0, 0
         cut = self._window(phase, window, self._cut_by_tokens)
         following = {"step": step + 1, "window": window, "batch": number + 1}
         if number + 1 == len(cut):
             following |= {"window": window + 1, "batch": 0}
-        if self._phase_at(step + 1) is not phase:
-            following |= {"window": 0, "batch": 0}
-        return cut[number], following
+        return cut[number], following | ({"short": phase.is_short} if len(self.phases) > 1 else {})
 
     # -------------------------------------------------------------------------------------- rows of a step
 

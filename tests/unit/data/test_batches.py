@@ -230,6 +230,15 @@ def test_short_rows_first(prepared: Path, vocabulary: Any) -> None:
     unknown = open_batches(prepared, settings, vocabulary, seed=1)
     assert unknown.take({"step": 19})[0][0].input_ids_BS.shape[1] == 16, "until the end is known, as at the start"
     assert unknown.with_steps(20).take({"step": 19})[0][0].input_ids_BS.shape[1] == 64
+    # A run by the clock learns its end when short rows should be over already: the long ones start with their first.
+    short = open_batches(prepared, tokens, vocabulary, seed=1)
+    cursor = short.first_cursor()
+    for _ in range(47):
+        cursor = short.plan(cursor)[1]
+    rows, following = short.with_steps(50).plan(cursor)
+    long = open_batches(prepared, tokens, vocabulary, seed=1, total_steps=50)
+    assert rows.keys.tolist() == long.plan({"step": 47, "window": 0, "batch": 0})[0].keys.tolist()
+    assert following == {"step": 48, "window": 0, "batch": 1, "short": False}
 
 
 def test_rate_schedule_follows_the_steps(prepared: Path, vocabulary: Any) -> None:
