@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from remask.artifacts import MANIFEST, Artifact, open_artifact, publish
@@ -104,7 +105,12 @@ def save_model(
 def write_weights(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """safetensors, with the rights that any new file has here (the library makes its files private)."""
     own = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
-    save_file(own, path, metadata={"format": "pt"})
+    try:
+        save_file(own, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # a full disk is said as text only
+        if (number := re.search(r"os error (\d+)", str(error))) is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from error
     mask = os.umask(0)
     os.umask(mask)
     path.chmod(0o666 & ~mask)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from remask.artifacts import publish
-from remask.errors import DataError, MissingInputError
+from remask.errors import DataError, DiskError, MissingInputError
 from remask.model.network import build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import find_model, model_files, open_model, save_model
@@ -62,6 +63,18 @@ def test_a_model_comes_back_as_it_was(tmp_path: Path, tokenizer: Path) -> None:
     assert loaded.tokenizer_folder is not None
     assert sorted(p.name for p in loaded.tokenizer_folder.iterdir()) == ["tokenizer.json", "vocab.json"]
     assert artifact.counts["parameters"] == sum(p.numel() for p in network.parameters())
+
+
+def test_a_disk_that_fills_up_is_said_in_one_line(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))  # model.json fits, the weights do not
+    try:
+        with pytest.raises(DiskError, match=r"model\.safetensors.*run the same command again"):
+            saved(tmp_path / "m")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not (tmp_path / "m").exists()
+    saved(tmp_path / "m")
 
 
 def test_an_opened_model_can_learn_without_touching_the_file(tmp_path: Path) -> None:
