@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -27,13 +28,18 @@ def command(runs: tuple[Path, ...], out: Path | None, common: Common) -> None:
     if out and not common.dry_run:
         write_bytes(out, comparison_report(folders).encode())
     values = {name: {key: run.last(key) for key in LAST_VALUES} for name, run in zip(names, folders, strict=True)}
-    changed = {key: [old, new] for run in folders[1:] for key, old, new in differences(folders[0].config, run.config)}
+    changed: dict[str, list[Any]] = {}  # key -> its value in every run
+    for number, run in enumerate(folders[1:], 1):
+        for key, old, new in differences(folders[0].config, run.config):
+            changed.setdefault(key, [old] * len(folders))[number] = new
     lines = [
         f"{title:<16}" + "".join(f"{_shown(values[name][key]):>24}" for name in names)
         for key, title in LAST_VALUES.items()
     ]
     lines = ["run             " + "".join(f"{name[-23:]:>24}" for name in names), *lines, ""]
-    lines += [f"{key}: {old!r} -> {new!r}" for key, (old, new) in changed.items()] or ["the settings are the same"]
+    lines += [f"{key}: {' | '.join(map(repr, found))}" for key, found in changed.items()] or [
+        "the settings are the same"
+    ]
     common.result({"runs": values, "differences": changed, "report": str(out) if out else None}, "\n".join(lines))
 
 

@@ -53,6 +53,9 @@ def test_compare_shows_what_differs(tmp_path: Path) -> None:
     assert result["differences"] == {"train.learning_rate": [0.001, 0.002]}
     assert result["runs"]["b"]["eval/loss"] == 2.5
     assert (tmp_path / "c.html").read_text() == html
+    runs += [make_run(tmp_path / "c", 2.0, 0.003), make_run(tmp_path / "d", 2.0, 0.001)]
+    more = json.loads(CliRunner().invoke(cli, ["compare", *map(str, runs), "--json"]).stdout)
+    assert more["differences"] == {"train.learning_rate": [0.001, 0.002, 0.003, 0.001]}
 
 
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
