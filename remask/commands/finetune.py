@@ -56,7 +56,9 @@ class FinetuneTrainSettings(TrainSettings):
     )  # fmt: skip
     warmup: float = switch(0.06, "linear warmup: a share of all steps, or steps", effect="math", samples=[0.0], ge=0)
     weight_decay: float = switch(0.1, "decoupled weight decay", effect="math", samples=[0.0, 0.01], ge=0)
-    spike_sigmas: float = switch(0.0, "skip updates whose loss is an outlier; 0: never", effect="math", ge=0)
+    spike_sigmas: float = switch(
+        0.0, "skip updates whose loss is an outlier; 0: never", effect="math", samples=[4.5], ge=0
+    )
     keep_checkpoints: int = setting(1, "verified checkpoints that are kept", ge=1)
 
 

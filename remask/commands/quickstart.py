@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import platform
 import shutil
 import time
@@ -34,6 +33,7 @@ from remask.config import Config, build_run, differences, dump, setting, to_yaml
 from remask.documents import read_documents
 from remask.errors import ConfigError, DataError, DiskError
 from remask.progress import Progress, duration
+from remask.workers import num_cores
 
 T = TypeVar("T")
 
@@ -103,9 +103,10 @@ def command(corpus: tuple[str, ...], minutes: float | None, preset: str | None, 
 def main(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any]:
     """The whole way, stage by stage."""
     with lock(out):
-        _claim(run, out)
+        _refuse_another(run, out)
         clock = _Clock(out / ".seconds.json")
         corpus = clock.time("read, clean, learn a vocabulary, tokenise", lambda: _prepare(run, out, progress))
+        write_bytes(out / "run.yaml", to_yaml(run).encode())  # from here on the folder is this quickstart's
         trained = clock.time("pretrain and evaluate", lambda: _pretrain(run, out, progress))
         task = clock.time("fine-tune, pretrained and from scratch", lambda: _finetune(run, out, progress))
         clock.time("export", lambda: _export(out, corpus, trained))
@@ -119,7 +120,7 @@ def main(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any]:
             "samples": samples,
             "seconds": clock.seconds,
             "date": datetime.date.today().isoformat(),
-            "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
+            "machine": f"{platform.machine()}, {num_cores()} cores",
             "model": str(out / "model"),
             "report": str(out / "report.html"),
             "next_commands": _next_commands(out, samples),
@@ -129,8 +130,8 @@ def main(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any]:
     return facts
 
 
-def _claim(run: QuickstartRun, out: Path) -> None:
-    """A folder belongs to one quickstart; a changed one is refused with the difference."""
+def _refuse_another(run: QuickstartRun, out: Path) -> None:
+    """A folder belongs to one quickstart, once its corpus was read; a changed one is refused with the difference."""
     path = out / "run.yaml"
     if path.is_file():
         if changed := differences(yaml.safe_load(path.read_text()), dump(run)):
@@ -141,7 +142,6 @@ def _claim(run: QuickstartRun, out: Path) -> None:
         free = shutil.disk_usage(out).free
     if free < MIN_FREE_BYTES:
         raise DiskError(f"{out}: {free / 1e9:.1f} GB free, {MIN_FREE_BYTES / 1e9:.0f} GB are needed")
-    write_bytes(path, to_yaml(run).encode())
 
 
 # ------------------------------------------------------------------------------------------------- the stages
@@ -163,6 +163,7 @@ def _prepare(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any
     length = pretrain_run(run, out).data.length
     heldout = sum(shard["tokens"] for shard in made["shards"] if shard["split"] == "heldout")
     if heldout < MIN_HELDOUT_ROWS * length:
+        shutil.rmtree(out / "prepared")  # of no use, and in the way of a second try with other settings
         needed = int(MIN_HELDOUT_ROWS * length * made["bytes"] / max(1, made["tokens"]) / run.heldout_fraction)
         raise DataError(
             f"{' '.join(run.corpus)}: {made['bytes']:,} bytes of text in {made['documents']:,} documents leave "

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -103,20 +102,27 @@ def test_the_same_command_again_trains_nothing(finished: Path, texts: Path) -> N
     assert (finished / "pretrain/metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize("stage", ["pretrain", "fine-tune"])
+@pytest.mark.parametrize(
+    "stage, how",
+    [
+        ("count words", signal.SIGKILL),
+        ("pretrain", signal.SIGINT),
+        ("pretrain", signal.SIGKILL),
+        ("fine-tune,", signal.SIGINT),
+    ],
+)
 def test_stopped_anywhere_the_same_command_ends_with_the_same_model(
-    finished: Path, texts: Path, tmp_path: Path, stage: str
+    finished: Path, texts: Path, tmp_path: Path, stage: str, how: signal.Signals
 ) -> None:
     command = [sys.executable, "-m", "remask", "quickstart", str(texts), "--out", str(tmp_path / "out"), *TINY]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         for line in child.stderr:
             if line.startswith(stage) and "..." in line:
-                time.sleep(0.2)
-                child.send_signal(signal.SIGINT)
+                child.send_signal(how)
                 break
         child.communicate(timeout=120)
-    assert child.returncode in (0, 75)
+    assert child.returncode == (75 if how == signal.SIGINT else -signal.SIGKILL)
     done = quickstart(str(texts), "--out", str(tmp_path / "out"), *TINY)
     assert done.returncode == 0, done.stderr
     one, two = (load_file(folder / "model/model.safetensors") for folder in (finished, tmp_path / "out"))
@@ -146,6 +152,11 @@ def test_a_corpus_that_is_too_small_says_so(make, code: int, message: str, tmp_p
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out/model").exists()
+
+
+def test_a_mistyped_corpus_does_not_claim_the_folder(texts: Path, tmp_path: Path) -> None:
+    assert quickstart(f"{texts}-typo", "--out", str(tmp_path / "out"), *TINY).returncode == 66
+    assert quickstart(str(texts), "--out", str(tmp_path / "out"), *TINY, "--set", "steps=1").returncode == 0
 
 
 def test_refusals(finished: Path, texts: Path, tmp_path: Path) -> None:
