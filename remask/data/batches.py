@@ -19,7 +19,7 @@ import numpy as np
 
 from remask.data import order
 from remask.data.corpus import Chosen, Corpus, uses_bert_layout
-from remask.data.evaluation import evaluation_batches, is_comparable, masked_bytes, word_batches
+from remask.data.evaluation import evaluation_batches, evaluation_length, is_comparable, masked_bytes, word_batches
 from remask.data.examples import Recipe
 from remask.data.index import open_index
 from remask.data.masking import Masker, rate_at
@@ -213,7 +213,11 @@ class Batches:
         return self.num_examples * self.phases[-1].mean_size / self.tokens_per_step
 
     def describe(self) -> dict[str, Any]:
-        """Counts by source for reports: examples, mean row length, sentences that were cut, pairs."""
+        """Counts for reports: examples, mean row length, sentences that were cut, pairs; and the rows of evaluations.
+
+        `evaluation.is_capped`: the run's rows are shorter than the evaluation's should be, so its held-out numbers
+        compare with runs of the same row length only.
+        """
         phase = self.phases[-1]
         sources = {
             name: {"examples": len(examples), "mean_length": round(float(examples.sizes.mean()), 1), **examples.counts}
@@ -225,6 +229,10 @@ class Batches:
             "tokens_per_step": round(self.tokens_per_step),
             "steps_per_epoch": round(self.steps_per_epoch, 2),
             "padding_share": round(1 - phase.mean_size / phase.recipe.length, 4),
+            "evaluation": {
+                "length": (length := evaluation_length(self.settings)),
+                "is_capped": length < (self.settings.evaluation.length or length),
+            },
             "sources": sources,
         }
 

@@ -1,7 +1,8 @@
-"""Fixed rows and masks of the held-out split, the same for every model with the same vocabulary and row length.
+"""Fixed rows and masks of the held-out split, the same for every model with the same vocabulary.
 
 In: a PREPARED folder, the evaluation settings, a tokenizer. Out: lists of Batches. They do not depend on a run's
-seed, input format or masking. `word_batches` serves comparisons across vocabularies (bits per byte): it masks words
+seed, input format, masking or row length: rows have `evaluation.length` tokens, and fewer only in a run whose own rows
+are shorter, since its model may know no later positions (`evaluation_length`). `word_batches` serves comparisons across vocabularies (bits per byte): it masks words
 between white spaces, picked by (document, bytes of text before the word), so every vocabulary predicts the same
 bytes. Not here: running a model over them.
 """
@@ -34,6 +35,11 @@ class ByteVocabulary(Vocabulary, Protocol):
 
     @property
     def token_bytes(self) -> Sequence[bytes]: ...
+
+
+def evaluation_length(settings: DataSettings) -> int:
+    """The row length that a run is evaluated at."""
+    return min(settings.evaluation.length or settings.length, settings.length)
 
 
 def evaluation_batches(
@@ -71,7 +77,7 @@ def _fixed(
     fixed = DataSettings(
         format=settings.format if pairs else "full-sentences",
         sentence_loss=settings.sentence_loss if pairs else "none",
-        length=settings.evaluation.length or settings.length,
+        length=evaluation_length(settings),
         layout="bert" if uses_bert_layout(settings, tokenizer) else "roberta",
     )
     corpus = _heldout(prepared, fixed, tokenizer)
@@ -117,7 +123,7 @@ def word_batches(
     A word stands between white spaces; it is picked by (source, document, bytes that are no white space before it),
     which is the same in every vocabulary that keeps the text as it is. All its tokens show the mask token.
     """
-    fixed = DataSettings(format="doc-sentences", length=settings.evaluation.length or settings.length)
+    fixed = DataSettings(format="doc-sentences", length=evaluation_length(settings))
     corpus = _heldout(prepared, fixed, tokenizer)
     words = [
         _WordPicks(corpus, number, tokenizer, settings.evaluation.rate, max_documents)

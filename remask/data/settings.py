@@ -82,9 +82,13 @@ class BatchSettings(Config):
 
 
 class EvaluationSettings(Config):
-    """The fixed rows and masks of the held-out split. They do not depend on the run's seed, format or masking."""
+    """The fixed rows and masks of the held-out split. They do not depend on the run's seed, format, masking or, from
+    `length` on, row length. A run of shorter rows than `length` is evaluated on its own, which only compares with runs
+    of that row length; `Batches.describe` says where that is so."""
 
-    length: int | None = setting(None, "Row length; none: the length of the data", ge=MIN_LENGTH)
+    length: int | None = setting(
+        128, "Row length, but never above the length of the data; none: the length of the data", ge=MIN_LENGTH
+    )
     num_rows: int = setting(256, "How many rows, drawn evenly over the held-out text", ge=1)
     batch_rows: int = setting(32, "Rows per forward pass", ge=1)
     rate: float = setting(0.15, "Share of the text tokens that is predicted", gt=0, lt=1)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from remask import artifacts
-from remask.data.batches import evaluation_batches, is_comparable, masked_bytes, word_batches
+from remask.data.batches import evaluation_batches, is_comparable, masked_bytes, open_batches, word_batches
 from remask.data.settings import DataSettings, EvaluationSettings, MaskingSettings
 from remask.data.tokens import STAGE, ShardWriter
 from remask.errors import ConfigError, DataError
@@ -25,7 +25,7 @@ def content(batches: list[Batch]) -> list[tuple[bytes, bytes, bytes]]:
     ]
 
 
-def test_nothing_of_the_run_matters_but_the_length(prepared: Path, vocabulary: Any) -> None:
+def test_nothing_of_the_run_matters(prepared: Path, vocabulary: Any) -> None:
     plain = evaluation_batches(prepared, DataSettings(length=32), vocabulary)
     for changes in (
         {"format": "doc-sentences", "pack_documents": True},
@@ -33,10 +33,26 @@ def test_nothing_of_the_run_matters_but_the_length(prepared: Path, vocabulary: A
         {"masking": MaskingSettings(unit="span", rate=0.4, repeat="static"), "source_weights": {"wiki": 1.0}},
     ):
         assert content(evaluation_batches(prepared, DataSettings(length=32, **changes), vocabulary)) == content(plain)
-    longer = evaluation_batches(prepared, DataSettings(length=64), vocabulary)
-    assert content(longer) != content(plain)
     fixed = DataSettings(length=64, evaluation=EvaluationSettings(length=32))
     assert content(evaluation_batches(prepared, fixed, vocabulary)) == content(plain)
+
+
+def test_runs_of_any_row_length_meet_the_same_rows(prepared: Path, vocabulary: Any) -> None:
+    """Unless theirs are shorter than an evaluation's: then they are said to be."""
+    found = {}
+    for length in (64, 128, 512):
+        settings = DataSettings(length=length)
+        found[length] = content(evaluation_batches(prepared, settings, vocabulary))
+        facts = open_batches(prepared, settings, vocabulary, seed=1).describe()["evaluation"]
+        assert facts == {"length": min(length, 128), "is_capped": length < 128}
+    assert found[128] == found[512]
+    assert found[64] != found[128]
+    own = DataSettings(length=512, evaluation=EvaluationSettings(length=None))
+    assert content(evaluation_batches(prepared, own, vocabulary)) != found[512]
+    assert open_batches(prepared, own, vocabulary, seed=1).describe()["evaluation"] == {
+        "length": 512,
+        "is_capped": False,
+    }
 
 
 def test_rows_and_rate(prepared: Path, vocabulary: Any) -> None:
@@ -169,7 +185,8 @@ def test_every_vocabulary_predicts_the_same_words(tmp_path: Path) -> None:
         assert is_comparable(vocabulary)
         folder = write(tmp_path / str(number), documents, vocabulary, longest)
         # Long rows, so that no sentence is cut in either vocabulary.
-        batches = word_batches(folder, DataSettings(length=512), vocabulary, rows=7)
+        settings = DataSettings(length=512, evaluation=EvaluationSettings(length=512))
+        batches = word_batches(folder, settings, vocabulary, rows=7)
         words, num_bytes = [], 0
         for batch in batches:
             ids = batch.input_ids_BS.reshape(-1)
@@ -194,7 +211,7 @@ def test_first_documents_only(tmp_path: Path) -> None:
     documents = sentences(1)
     vocabulary, longest = vocabularies(documents)[0]
     folder = write(tmp_path / "p", documents, vocabulary, longest)
-    settings = DataSettings(length=512)
+    settings = DataSettings(length=512, evaluation=EvaluationSettings(length=512))  # a document is a row
     few = word_batches(folder, settings, vocabulary, max_documents=10)
     assert sum(batch.num_rows for batch in few) == 10
     everything = word_batches(folder, settings, vocabulary)
