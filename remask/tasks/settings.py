@@ -38,7 +38,7 @@ class RowSettings(Config):
 
     stride: int = switch(
         128, "passages with questions: tokens from the start of a window to that of the next", effect="data",
-        samples=[64, 128], ge=1,
+        samples=[16, 64], ge=1,
     )  # fmt: skip
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from remask.commands import prepare, pretrain
+from remask.commands import finetune, prepare, pretrain
 from remask.config import Switch, build_run, switches
+from remask.errors import DataError
 from remask.progress import Progress
 
 TINY: dict[str, Any] = {
@@ -173,3 +174,74 @@ def test_every_switch_of_preparing_is_live(one: Switch, tmp_path: Path) -> None:
 
 # Sample values that this small text cannot tell from the default; another value of the same switch does act on it.
 PARTLY = {"text.reading.layout"}
+
+
+# --------------------------------------------------------------------------------------------------- finetune
+
+FINETUNE: dict[str, Any] = {
+    "task": "classify",
+    "rows.max_length": 24,
+    "batch.num_rows": 8,
+    "batch.bucket_batches": 4,
+    "evaluations": 2,
+    "train.epochs": 3.0,
+    "train.precision": "fp32",
+}
+FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
+    "rows.stride": {"task": "squad1", "rows.max_length": 64, "rows.stride": 8},
+    "table.bad_rows": {"train_file": "bad.jsonl"},
+}
+FINETUNE_SWITCHES = [one for one in switches(finetune.FinetuneRun) if not one.key.startswith("train.")]
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, Path]) -> Path:
+    """A folder with a tiny model and files to fine-tune it on."""
+    from remask.model.network import build_network
+    from remask.model.settings import HeadSettings, ModelSettings
+    from remask.model.store import save_model
+    from remask.tokenizer import load_tokenizer
+
+    folder = tmp_path_factory.mktemp("finetune")
+    vocab_size = load_tokenizer(tiny_tokenizers["byte-bpe"]).vocab_size
+    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "ffn_size": 32, "max_length": 64}
+    settings = ModelSettings.model_validate({"vocab_size": vocab_size, **sizes})
+    save_model(folder / "model", build_network(settings, HeadSettings(masked_lm=True), 1), tiny_tokenizers["byte-bpe"])
+    rows = [{"text": f"the {'fox' if i % 3 else 'dog'} " * (1 + i % 9), "label": "ab"[i % 2]} for i in range(40)]
+    context = "The quick brown fox jumps over the lazy dog by the river. Mary Shelley wrote it. " * 3
+    answer = {"text": "Mary Shelley", "answer_start": context.index("Mary")}
+    for part in ("train", "dev"):
+        asked = [{"id": f"{part}{i}", "question": f"Who wrote it {i}?", "answers": [answer]} for i in range(12)]
+        squad = {"version": "1.1", "data": [{"title": part, "paragraphs": [{"context": context, "qas": asked}]}]}
+        (folder / f"{part}.json").write_text(json.dumps(squad))
+    for name, lines in (("train", rows), ("bad", [*rows, {"text": "", "label": "a"}])):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
+    """Weights, scores and history; or the error that the switch asks for."""
+    from safetensors.numpy import load_file
+
+    file = "train.json" if settings.get("task") == "squad1" else settings.get("train_file", "train.jsonl")
+    dev = "dev.json" if settings.get("task") == "squad1" else "train.jsonl"
+    files = {"init": str(start / "model"), "train_file": str(start / file), "dev_file": str(start / dev)}
+    run = build_run(finetune.FinetuneRun, options={**FINETUNE, **settings, **files}).run
+    try:
+        made = finetune.main(run, out, progress=Progress(quiet=True))
+    except DataError as error:
+        return str(error)
+    weights = load_file(out / "model" / "model.safetensors")
+    return [weights[name].round(4).tolist() for name in sorted(weights)], made["runs"][0]["history"]
+
+
+@pytest.mark.parametrize("one", FINETUNE_SWITCHES, ids=lambda one: one.key)
+def test_every_switch_of_fine_tuning_is_live(one: Switch, start: Path, tmp_path: Path) -> None:
+    needs = FINETUNE_NEEDS.get(one.key, {})
+    before = finetuned(needs, start, tmp_path / "before")
+    default = {**FINETUNE, **needs}.get(one.key, one.default)
+    turned = [value for value in one.values if value != default]
+    assert turned
+    for number, value in enumerate(turned):
+        after = finetuned({**needs, one.key: value}, start, tmp_path / str(number))
+        assert (after == before) == (one.effect == "speed"), f"{one.key} = {value!r}"
