@@ -25,8 +25,9 @@ Newlines = Literal["none", "token", "space"]
 BLOCK_BYTES = 4_000_000  # encoded at a time
 MIN_PORTION_BYTES, MAX_PORTION_BYTES = 4_000_000, 64_000_000  # of a task, and of a token shard
 MAX_WORDS_SEEN = 400_000  # about 100 MB
+_SPACES = b"\t\n\x0b\x0c\r "
 _IS_SPACE = np.zeros(256, bool)
-_IS_SPACE[[9, 10, 11, 12, 13, 32]] = True
+_IS_SPACE[list(_SPACES)] = True
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,8 @@ class BlockEncoder:
             self._pieces = _gigatoken(tokenizer) if fast else WordTable(tokenizer)
             self._starts = words.TokenStarts(tokenizer.token_bytes)
             self._lengths = tokenizer.token_lengths
+        before = tokenizer.description.get("pre_tokenizer") or {"split": False}
+        self._cuts = before.get("split") is not False  # Metaspace may be told not to
 
     def encode(self, data: bytes, offsets: np.ndarray, sentences: np.ndarray) -> Encoded:
         """`offsets`: D+1 byte offsets of documents in `data`; `sentences`: byte offsets of their first characters."""
@@ -208,17 +211,38 @@ class BlockEncoder:
             spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
             # Byte place of every character, and of the end.
             place = np.append(np.flatnonzero((np.frombuffer(piece, np.uint8) & 0xC0) != 0x80), len(piece)) + begin
-            numbers = np.array([-1 if n is None else n for n in encoding.word_ids], np.int64)
+            firsts = self._pre_token_starts(encoding.word_ids)
             ids.append(np.array(encoding.ids, np.int64))
             counts.append(len(encoding.ids))
-            places.append(place[spans[:, 0]])
-            pre.append(np.diff(numbers, prepend=-1) != 0)
+            places.append(place[_visible_begins(line, spans, firsts)])
+            pre.append(firsts)
             starts.append(words.token_word_starts(line, spans))
         joined = [np.concatenate(part) if part else np.zeros(0, np.int64) for part in (ids, places, pre, starts)]
         count = np.array(counts, np.int64)
         return _assemble(
             joined[0], count, begins, offsets, joined[1], joined[2].astype(bool), joined[3].astype(bool), sentences
         )
+
+    def _pre_token_starts(self, numbers: list[int | None]) -> np.ndarray:
+        """A bool per token from the library's number of its pre-token. An added token has none: it stands by itself;
+        and where the vocabulary cuts no text beforehand, every token does."""
+        if not self._cuts:
+            return np.ones(len(numbers), bool)
+        plain = np.array([-1 if number is None else number for number in numbers], np.int64)
+        return (np.diff(plain, prepend=-1) != 0) | (plain == -1)
+
+
+def _visible_begins(line: str, spans: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+    """Per token the character it starts at, not before the first visible one of its pre-token: the space that a
+    word owns is part of the span or not as the vocabulary's file pleases, and may be a token of its own."""
+    begins = spans[:, 0].copy()
+    groups = np.append(np.flatnonzero(firsts), len(begins))
+    spaced = [n for n, begin in enumerate(begins[groups[:-1]].tolist()) if line[begin : begin + 1].isspace()]
+    for low, high in zip(groups[spaced].tolist(), groups[1:][spaced].tolist(), strict=True):
+        end = int(spans[high - 1, 1])
+        if owned := line[begins[low] : end].lstrip():
+            begins[low:high] = np.maximum(begins[low:high], end - len(owned))
+    return begins
 
 
 def cut_pieces(text: np.ndarray, offsets: np.ndarray, newlines: Newlines) -> tuple[np.ndarray, np.ndarray]:
@@ -233,10 +257,11 @@ def cut_pieces(text: np.ndarray, offsets: np.ndarray, newlines: Newlines) -> tup
     begins, ends = begins[begins < ends], ends[begins < ends]
     if newlines == "token":
         return begins, ends
-    while len(white := np.flatnonzero((begins < ends) & _IS_SPACE[text[np.minimum(begins, len(text) - 1)]])):
-        begins[white] += 1
-    while len(white := np.flatnonzero((begins < ends) & _IS_SPACE[text[ends - 1]])):
-        ends[white] -= 1
+    # One pass over all finds the few that begin with white space, and those are cut one by one.
+    for piece in np.flatnonzero(_IS_SPACE[text[begins]]).tolist():
+        begins[piece] = ends[piece] - len(text[begins[piece] : ends[piece]].tobytes().lstrip(_SPACES))
+    for piece in np.flatnonzero((begins < ends) & _IS_SPACE[text[ends - 1]]).tolist():
+        ends[piece] = begins[piece] + len(text[begins[piece] : ends[piece]].tobytes().rstrip(_SPACES))
     return begins[begins < ends], ends[begins < ends]
 
 

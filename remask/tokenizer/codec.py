@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -20,7 +20,7 @@ import tokenizers
 
 from remask import artifacts
 from remask.errors import DataError, MissingInputError
-from remask.tokenizer import foreign
+from remask.tokenizer import foreign, shield
 
 Kind = Literal["byte-bpe", "wordpiece", "other"]
 MAX_FILE_BYTES = 200_000_000
@@ -47,7 +47,6 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise DataError(f"not a vocabulary that tokenizers can read: {str(error)[:200]}") from None
         self._tokenizer.encode_special_tokens = True
-        self.kind: Kind = _kind(description)
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         if sorted(ids.values()) != list(range(self.vocab_size)):
@@ -63,20 +62,26 @@ class Tokenizer:
         added = {number for number, token in self._added.items() if token.special}
         roles = {self.bos_id, self.pad_id, self.eos_id, self.unk_id, self.mask_id}
         self.special_ids: tuple[int, ...] = tuple(sorted(added | roles))
+        names = {self.tokens[number] for number in self.special_ids}
+        self.kind: Kind = _kind(description, names)
+        self._encoder_json, self._encoder = self._json, self._tokenizer
+        if shielded := shield.without_special_words(self._description, names):
+            self._encoder_json = json.dumps(shielded, ensure_ascii=False)
+            self._encoder = _shielded_library(self._encoder_json, self._tokenizer, names)
 
     # ------------------------------------------------------------------------------------------ text -> ids
 
     def encode(self, text: str) -> np.ndarray:
         """Ids without special tokens; int32."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        return np.array(self.library_encoding(text).ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        encoded = self._encoder.encode_batch_fast([self._safe(text) for text in texts], add_special_tokens=False)
         return [np.array(item.ids, np.int32) for item in encoded]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
         """Ids, and per token the characters [start, end) it stands for, without the space before a word."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self.library_encoding(text)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         if self.kind == "byte-bpe":
             _trim_spaces(text, spans)
@@ -84,7 +89,11 @@ class Tokenizer:
 
     def library_encoding(self, text: str) -> tokenizers.Encoding:
         """All that the tokenizers library says about a text, without special tokens."""
-        return self._tokenizer.encode(text, add_special_tokens=False)
+        return self._encoder.encode(self._safe(text), add_special_tokens=False)
+
+    def _safe(self, text: str) -> str:
+        """The character that marks what no text may say, which a hostile text could hold, as U+FFFD."""
+        return text if self._encoder is self._tokenizer else text.replace(shield.MARK, "\ufffd")
 
     def encode_marked(self, text: str) -> np.ndarray:
         """Ids of a text in which the mask's name, and the spaces before it, stand for the mask."""
@@ -112,7 +121,10 @@ class Tokenizer:
     @cached_property
     def token_bytes(self) -> list[bytes]:
         """What each id stands for in a text, as UTF-8; b"" for special ones."""
-        found = [_token_bytes(name, self.kind) for name in self.tokens]
+        byte_level = self.kind == "byte-bpe" or (
+            (self._description.get("decoder") or {}).get("type") == "ByteLevel" and _is_byte_level(self.tokens)
+        )
+        found = [_token_bytes(name, byte_level, self.kind) for name in self.tokens]
         for number, token in self._added.items():
             found[number] = token.content.encode()
         for number in self.special_ids:
@@ -132,7 +144,8 @@ class Tokenizer:
 
     def without_added_tokens(self) -> str:
         """A tokenizer.json for which every text is just text."""
-        return json.dumps({**self._description, "added_tokens": [], "post_processor": None}, ensure_ascii=False)
+        description = json.loads(self._encoder_json)
+        return json.dumps({**description, "added_tokens": [], "post_processor": None}, ensure_ascii=False)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -243,19 +256,34 @@ def _clean(description: Mapping[str, Any]) -> dict[str, Any]:
     return cleaned
 
 
-def _kind(description: Mapping[str, Any]) -> Kind:
-    """byte-bpe promises more than the model's type: bytes in, the same bytes out, words as GPT-2 cuts them."""
+def _shielded_library(content: str, plain: tokenizers.Tokenizer, names: Collection[str]) -> tokenizers.Tokenizer:
+    """The library with the model that cannot say a special word; every other entry must keep its id."""
+    library = tokenizers.Tokenizer.from_str(content)
+    library.encode_special_tokens = True
+    before, after = plain.get_vocab(with_added_tokens=True), library.get_vocab(with_added_tokens=True)
+    if len(before) != len(after) or any(after.get(name) != before[name] for name in before.keys() - names):
+        raise DataError(
+            f"words such as {min(names)} in a text would become special tokens: the vocabulary's model holds them as "
+            "ordinary entries, and they cannot be told apart in it"
+        )
+    return library
+
+
+def _kind(description: Mapping[str, Any], special_names: Collection[str]) -> Kind:
+    """byte-bpe promises more than the model's type: bytes in, the same bytes out, words as GPT-2 cuts them. Added
+    tokens that are no special ones are found in a text before it is cut into words, so they break that promise."""
     model = (description.get("model") or {}).get("type")
     before = description.get("pre_tokenizer") or {}
     plain = before.get("type") == "ByteLevel" and not before.get("add_prefix_space") and before.get("use_regex", True)
-    if model == "BPE" and plain and description.get("normalizer") is None:
+    added = any(token["content"] not in special_names for token in description.get("added_tokens") or ())
+    if model == "BPE" and plain and not added and description.get("normalizer") is None:
         return "byte-bpe"
     return "wordpiece" if model == "WordPiece" else "other"
 
 
-def _is_byte_level(entries: Mapping[str, int]) -> bool:
-    """Special tokens and fillers may be among the entries of the file; they too are written in these letters."""
-    return not set().union(*entries) - BYTE_OF_LETTER.keys()
+def _is_byte_level(entries: Sequence[str]) -> bool:
+    """Whether all are written in the letters that stand for bytes; an added token may hold a space besides."""
+    return not set().union(*entries) - BYTE_OF_LETTER.keys() - {" "}
 
 
 def _byte_letters() -> dict[str, int]:
@@ -269,8 +297,8 @@ BYTE_OF_LETTER = _byte_letters()
 LETTER_OF_BYTE = {byte: letter for letter, byte in BYTE_OF_LETTER.items()}
 
 
-def _token_bytes(name: str, kind: Kind) -> bytes:
-    if kind == "byte-bpe":
+def _token_bytes(name: str, byte_level: bool, kind: Kind) -> bytes:
+    if byte_level:
         return name.translate(_LETTER_TABLE).encode("latin-1")
     return name.removeprefix("##").encode() if kind == "wordpiece" else name.encode()
 

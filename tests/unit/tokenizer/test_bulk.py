@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers
 
 from remask.documents import DocumentShard, DocumentWriter
 from remask.errors import DataError
@@ -90,6 +93,68 @@ def test_a_sentence_starts_with_the_token_of_its_first_word(small_bpe: Tokenizer
                 "我们去公园玩。",
                 "(The dog.)",
             ]
+
+
+def _other_kinds(small_bpe: Tokenizer) -> dict[str, Tokenizer]:
+    """The same entries with what makes them no plain byte-level BPE; spans with the space before a word or without."""
+    normalised = {**small_bpe.description, "normalizer": {"type": "NFC"}}
+    untrimmed = {**normalised, "post_processor": None}
+    library = Library.from_str(json.dumps(small_bpe.description))
+    library.add_tokens(["New York"])
+    pieces = [(name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
+    letters = Library(models.Unigram([*pieces, *((letter, -1.0) for letter in "▁OneTwohrabNYk.")], 3))
+    letters.pre_tokenizer = pre_tokenizers.Metaspace()
+    whole = Library(models.Unigram([*pieces, *((letter, -1.0) for letter in " OneTwohrabNYk.")], 3))
+    return {
+        "normalised": Tokenizer(normalised),
+        "untrimmed": Tokenizer(untrimmed),
+        "added": Tokenizer(json.loads(library.to_str())),
+        "metaspace": Tokenizer(json.loads(letters.to_str())),
+        "uncut": Tokenizer(json.loads(whole.to_str())),
+    }
+
+
+@pytest.mark.parametrize("kind", ["normalised", "untrimmed", "added", "metaspace", "uncut"])
+def test_sentences_of_any_vocabulary_start_with_their_first_word(kind: str, small_bpe: Tokenizer) -> None:
+    tokenizer = _other_kinds(small_bpe)[kind]
+    assert tokenizer.kind == "other"
+    text = "One a. Two b. Three. New York New York. b.\nTwo a."
+    starts = [text.index(word) for word in ("One", "Two b", "Three", "New", "b.\n", "Two a")]
+    data, offsets = _block([text])
+    block = bulk.BlockEncoder(tokenizer, "none", False).encode(data, offsets, np.array(starts))
+    parts = [tokenizer.decode(part).strip("▁ ") for part in np.split(block.ids, block.sentence_starts[1:])]
+    parts = [part.replace(" ", "").replace("▁", "") for part in parts]
+    assert parts == ["Onea.", "Twob.", "Three.", "NewYorkNewYork.", "b.", "Twoa."]
+    lines = [tokenizer.encode(line).tolist() for line in text.split("\n")]
+    assert block.ids.tolist() == [*lines[0], *lines[1]]
+
+
+def test_a_space_that_is_a_token_of_its_own_starts_the_sentence_of_its_word(small_bpe: Tokenizer) -> None:
+    description = {**small_bpe.description, "normalizer": {"type": "NFC"}, "post_processor": None}
+    description["model"]["merges"] = []
+    tokenizer = Tokenizer(description)
+    data, offsets = _block(["One a. Two b."])
+    block = bulk.BlockEncoder(tokenizer, "none", False).encode(data, offsets, np.array([0, 7]))
+    assert block.sentence_starts.tolist() == [0, 6]
+
+
+class _Counted(np.ndarray):
+    """Counts how often it is looked into."""
+
+    looks = 0
+
+    def __getitem__(self, key: object) -> np.ndarray:
+        _Counted.looks += 1
+        return np.asarray(super().__getitem__(key))  # pyrefly: ignore[no-matching-overload]
+
+
+def test_long_runs_of_space_are_cut_off_in_one_go() -> None:
+    data = b"\n".join([b" " * 500_000 + b"a b" + b"\t" * 500_000, b" " * 9, b"c"])
+    _Counted.looks = 0
+    text = np.frombuffer(data, np.uint8).view(_Counted)
+    begins, ends = bulk.cut_pieces(text, np.array([0, len(data)]), "none")
+    assert [data[a:b] for a, b in zip(begins, ends, strict=True)] == [b"a b", b"c"]
+    assert _Counted.looks < 10
 
 
 def test_a_sentence_in_the_middle_of_a_pre_token_waits_for_the_next(small_bpe: Tokenizer) -> None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
 
 from remask.errors import DataError, MissingInputError
-from remask.tokenizer import Tokenizer, load_tokenizer
+from remask.tokenizer import Tokenizer, load_tokenizer, shield
+
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 
 
 def test_special_ids_are_in_robertas_places(small_bpe: Tokenizer) -> None:
@@ -28,6 +34,81 @@ def test_special_words_in_a_text_stay_text(small_bpe: Tokenizer) -> None:
     assert not set(ids.tolist()) & set(small_bpe.special_ids)
     assert small_bpe.decode(ids) == text
     assert [item.tolist() for item in small_bpe.encode_batch([text])] == [ids.tolist()]
+
+
+def _unigram() -> dict[str, Any]:
+    """A vocabulary as SentencePiece's converters write it: special tokens are pieces of the model too."""
+    letters = "▁abcdefghijklmnopqrstuvwxyz</>."
+    pieces = [(name, 0.0) for name in SPECIALS] + [(letter, -5.0) for letter in letters] + [("▁the", -3.0)]
+    library = Library(models.Unigram([*pieces, ("<mask>", 0.0)], 3))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    library.add_special_tokens([*SPECIALS, "<mask>"])
+    return json.loads(library.to_str())
+
+
+def _wordpiece() -> dict[str, Any]:
+    """Cut at spaces alone, `[MASK]` is a word like any other to the model."""
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcehtMASK[", *(f"##{c}" for c in "abceht[]MASKSEPUN")]
+    library = Library(models.WordPiece({name: n for n, name in enumerate(dict.fromkeys(names))}, unk_token="[UNK]"))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return json.loads(library.to_str())
+
+
+def _merged() -> dict[str, Any]:
+    """A BPE whose merges make a special word, and one that looks whole words up before any merge."""
+    names = [*SPECIALS, *"abmask<>/ ", "<m", "as", "k>", "<mas", "<mask>"]
+    merges = [("<", "m"), ("a", "s"), ("k", ">"), ("<m", "as"), ("<mas", "k>")]
+    library = Library(models.BPE({name: n for n, name in enumerate(dict.fromkeys(names))}, merges, unk_token="<unk>"))
+    return json.loads(library.to_str())
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("make", [_unigram, _wordpiece, _merged])
+def test_special_words_stay_text_where_the_model_holds_them_as_pieces(
+    make: Callable[[], dict[str, Any]], special: bool, tmp_path: Path
+) -> None:
+    description = make()
+    for token in description["added_tokens"]:
+        token["special"] = special
+    (tmp_path / "tokenizer.json").write_text(json.dumps(description))
+    tokenizer = load_tokenizer(tmp_path)
+    forbidden = set(tokenizer.special_ids) - {tokenizer.unk_id}
+    hostile = f"{shield.MARK}{tokenizer.special_names['mask']}{shield.MARK}"
+    for name in (*tokenizer.special_names.values(), hostile):
+        text = f"the {name} a{name}b {name}"
+        ids = tokenizer.encode(text)
+        assert len(ids) > 3
+        assert not forbidden & set(ids.tolist()), name
+        assert [item.tolist() for item in tokenizer.encode_batch([text])] == [ids.tolist()]
+        assert tokenizer.encode_with_offsets(text)[0].tolist() == ids.tolist()
+    assert tokenizer.mask_id in tokenizer.encode_marked(f"the {tokenizer.special_names['mask']}")
+    plain = Library.from_str(json.dumps(description))
+    for text in ("the cat", "a beta", "b ☃ a"):  # nothing else changes; what is unknown stays unknown
+        assert tokenizer.encode(text).tolist() == plain.encode(text, add_special_tokens=False).ids
+    assert tokenizer.unk_id in tokenizer.encode("☃")
+    tokenizer.save(tmp_path / "saved")
+    again = load_tokenizer(tmp_path / "saved")
+    assert (again.tokens, again.fingerprint) == (tokenizer.tokens, tokenizer.fingerprint)
+    assert pickle.loads(pickle.dumps(tokenizer)).encode("a </s>").tolist() == tokenizer.encode("a </s>").tolist()
+
+
+def test_the_shield_leaves_alone_what_needs_none(small_bpe: Tokenizer) -> None:
+    assert shield.without_special_words(small_bpe.description, set(small_bpe.special_names.values())) is None
+
+
+def test_added_tokens_that_are_not_special_are_found_as_the_library_finds_them(small_bpe: Tokenizer) -> None:
+    """They stand before the cutting into words, so the shorter ways of byte-level BPE would miss them."""
+    library = Library.from_str(json.dumps(small_bpe.description))
+    library.add_tokens(["New York"])
+    tokenizer = Tokenizer(json.loads(library.to_str()))
+    assert tokenizer.kind == "other"
+    text = "The fox in New York rests. Füße 狐狸"
+    ids = tokenizer.encode(text)
+    assert ids.tolist() == library.encode(text, add_special_tokens=False).ids
+    assert tokenizer.vocab_size - 1 in ids
+    assert b"".join(tokenizer.token_bytes[number] for number in ids).decode() == text
+    assert tokenizer.decode(ids) == text
 
 
 def test_only_marked_text_reads_the_mask_and_it_takes_the_space_before_it(small_bpe: Tokenizer) -> None:
