@@ -2,6 +2,8 @@
 
 In: PREPARED. Out: counts, lengths, samples, drops and compression for a person, with a small picture, or one JSON
 object; with --batch or --example, rows with their masks (colours in a terminal, `[word→target]` elsewhere).
+`--batch N --epoch E` is the N-th optimizer step that starts in pass E over the data, both counted from 0: all its rows,
+over all ranks, as training reads them (`Batches.batch_of_epoch` says it exactly). In pass 0 that is the run's step N.
 Lengths are read shard by shard, so the memory does not grow with the corpus. Not here: how batches are made (data/).
 """
 
@@ -13,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -22,6 +24,7 @@ from pydantic import model_validator
 from remask.artifacts import open_artifact
 from remask.commands import Common, common_options
 from remask.config import Config, build_run, setting
+from remask.data.settings import DataSettings
 from remask.data.tokens import SPLITS, STAGE, Shard, SourceTokens, Tokens
 from remask.errors import UsageError
 from remask.progress import Progress
@@ -29,7 +32,11 @@ from remask.schema import IGNORE, Batch
 from remask.text.build import DROPS
 from remask.tokenizer import Tokenizer, load_tokenizer
 
+if TYPE_CHECKING:
+    from remask.data.batches import Batches
+
 SHOWN_ROWS = 8
+BATCH_ROWS = 32  # of a batch where no run says how many
 LONGEST = 1 << 17  # lengths beyond are counted as this one
 
 
@@ -37,8 +44,10 @@ class InspectRun(Config):
     """What to look at."""
 
     prepared: Path | None = setting(None, "The folder that remask prepare made.")
-    run: Path | None = setting(None, "A pretraining run file whose batches to show; unset: roberta_base's.")
-    batch: int | None = setting(None, "Show this batch of a pass.", ge=0)
+    run: Path | None = setting(
+        None, f"A pretraining run file whose batches to show; unset: roberta_base's rows, {BATCH_ROWS} a batch."
+    )
+    batch: int | None = setting(None, "Show the batch of this step, counted among those that start in a pass.", ge=0)
     example: int | None = setting(None, "Show this example, by the id that batches show.", ge=0)
     epoch: int = setting(0, "Of which pass over the data, counted from 0.", ge=0)
     samples: int = setting(3, "Documents whose beginnings are shown.", ge=0, le=1000)
@@ -54,9 +63,11 @@ class InspectRun(Config):
 @click.command(short_help="Look into prepared data: counts, samples, batches with their masks.")
 @click.argument("place", metavar="PREPARED | RUN.yaml", type=click.Path(path_type=Path))
 @click.option("--run", "training", type=click.Path(), help="The training run whose batches to show.")
-@click.option("--batch", type=int, help="Show this batch.")
+@click.option(
+    "--batch", type=int, help="Show the batch of the N-th step that starts in the pass; 0 is the first.", metavar="N"
+)
 @click.option("--example", type=int, help="Show the example with this id.")
-@click.option("--epoch", type=int, help="Of which pass; 0 is the first.")
+@click.option("--epoch", type=int, help="Which pass over the data; 0 is the first, in which batch N is step N.")
 @click.option("--verify", is_flag=True, default=None, help="Compare every byte with its checksum.")
 @common_options
 def command(
@@ -76,7 +87,8 @@ def command(
     if common.dry_run:
         return
     result = main(built.run, progress=common.progress, seed=common.seed, max_rows=None if common.json else SHOWN_ROWS)
-    common.result(result, show_batch(result) if "examples" in result else show(result))
+    shown = f"{show_cuts(result['data'])}{show_batch(result)}" if "examples" in result else show(result)
+    common.result(result, shown)
 
 
 def main(
@@ -236,7 +248,21 @@ def _examples(run: InspectRun, prepared: Path, seed: int | None, max_rows: int |
     base = None if run.run else "roberta_base"
     training = build_run(PretrainRun, run.run, options={"seed": seed}, base=base).run
     tokenizer = load_tokenizer(prepared / "tokenizer")
-    batches = open_batches(prepared, training.data, tokenizer, seed=training.seed, total_steps=training.train.steps)
+
+    def opened(data: DataSettings) -> Batches:
+        return open_batches(prepared, data, tokenizer, seed=training.seed, total_steps=training.train.steps)
+
+    batches = opened(training.data)
+    if run.run is None:
+        num_rows = min(BATCH_ROWS, batches.num_examples)  # a batch of more than a pass would show rows twice
+        batch_settings = training.data.batch.model_copy(update={"num_rows": num_rows})
+        batches = opened(training.data.model_copy(update={"batch": batch_settings}))
+    elif training.train.tokens is not None or training.train.epochs is not None:
+        from remask.train.budget import planned_steps
+
+        # Short rows first and growing masks go by the number of steps. By the clock it is known in training only.
+        if (num_steps := planned_steps(training.train, batches)) is not None:
+            batches = batches.with_steps(num_steps)
     if run.example is not None:
         batch = batches.example(run.example, run.epoch)
     else:
@@ -274,6 +300,18 @@ def rows_of(batch: Batch) -> list[dict[str, Any]]:
             row["follows"] = int(batch.sentence_labels_B[number])
         rows.append(row)
     return rows
+
+
+def show_cuts(data: Mapping[str, Any]) -> str:
+    """A line about sentences that are longer than a row allows, where there are any."""
+    lines = ""
+    for facts in (data, data.get("short_rows", {})):
+        if count := facts.get("cut_sentences", 0):
+            by_source = {name: one["cut_sentences"] for name, one in facts["sources"].items() if one["cut_sentences"]}
+            listed = ", ".join(f"{name} {number:,}" for name, number in by_source.items())
+            verb = "sentence is" if count == 1 else "sentences are"
+            lines += f"{count:,} {verb} longer than rows of {facts['length']} tokens allow and cut ({listed})\n"
+    return f"{lines}\n" if lines else ""
 
 
 def show_batch(result: Mapping[str, Any]) -> str:

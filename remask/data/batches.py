@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -219,11 +220,6 @@ class Batches:
         compare with runs of the same row length only.
         """
         phase = self.phases[-1]
-        sources = {
-            name: {"examples": len(examples), "mean_length": round(float(examples.sizes.mean()), 1), **examples.counts}
-            for name, examples in zip(phase.names, phase.examples, strict=True)
-            if len(examples)
-        }
         return {
             "examples": self.num_examples,
             "tokens_per_step": round(self.tokens_per_step),
@@ -233,19 +229,56 @@ class Batches:
                 "length": (length := evaluation_length(self.settings)),
                 "is_capped": length < (self.settings.evaluation.length or length),
             },
-            "sources": sources,
+            **_rows_facts(phase),
+            **({"short_rows": _rows_facts(self.phases[0])} if len(self.phases) > 1 else {}),
         }
 
     def batch_of_epoch(self, number: int, epoch: int, max_rows: int | None = None) -> Batch:
-        """The number-th batch of a pass over all examples (full length, all ranks), cut at the pass's end."""
-        phase = self.phases[-1]
-        per_batch = max(round(self.tokens_per_step / phase.mean_size), 1)
-        first = epoch * self.num_examples + number * per_batch
-        last = min(first + per_batch, (epoch + 1) * self.num_examples)
-        if first >= last:
-            raise DataError(f"batch {number}: a pass has batches 0 to {-(-self.num_examples // per_batch) - 1}")
-        chosen = phase.choose(np.arange(first, last if max_rows is None else min(last, first + max_rows)))
-        return self._read(phase, chosen, self._rate_at(int(epoch * self.steps_per_epoch) + number))
+        """All ranks' rows of the number-th step that starts in a pass, as one batch: the rows that `take` deals.
+
+        A step starts in pass `epoch` if the steps before it read all the data's number of rows `epoch` times, but not
+        once more (while rows are short: the number of short rows). So in pass 0 it is the run's step `number`, and a
+        step in which one pass ends and the next begins belongs to the one that ends. Where no step starts in a pass,
+        since one step reads more than that, batch 0 is what such a step has of the pass.
+        """
+        cursor, read = self._before_pass(epoch)
+        before, found = cursor, 0
+        while read < epoch + 1:
+            if read >= epoch:
+                if found == number:
+                    return self._read_step(cursor, max_rows)
+                found += 1
+            before = cursor
+            num_rows, cursor = self._skip(cursor)
+            read += Fraction(num_rows, self._phase_at(before["step"]).num_examples)
+        if found == number == 0:
+            return self._read_step(before, max_rows, epoch)
+        raise DataError(f"batch {number}: the pass has batches 0 to {max(found, 1) - 1}")
+
+    def _before_pass(self, epoch: int) -> tuple[dict[str, Any], Fraction]:
+        """A cursor at or before a pass and how many passes were read until there; the last such where that is known."""
+        num_rows, size = self.settings.batch.num_rows, self.num_examples
+        if self.settings.batch.num_tokens is not None or len(self.phases) > 1:
+            return self.first_cursor(), Fraction()
+        step = epoch * size // num_rows
+        return {"step": step}, Fraction(step * num_rows, size)
+
+    def _skip(self, cursor: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """How many rows the step at the cursor reads, and the next cursor."""
+        if self.settings.batch.num_tokens is None:
+            return self.settings.batch.num_rows, {"step": cursor["step"] + 1}
+        chosen, following = self.plan(cursor)
+        return len(chosen.rows), following
+
+    def _read_step(self, cursor: dict[str, Any], max_rows: int | None, only_pass: int | None = None) -> Batch:
+        """A step's rows; `only_pass`: those that are in this pass of their source."""
+        step = cursor["step"]
+        chosen, _ = self.plan(cursor)
+        if only_pass is not None:
+            chosen = chosen.take(np.flatnonzero(chosen.passes == only_pass))
+            if not len(chosen.rows):
+                raise DataError(f"epoch {only_pass}: no step starts in it, and step {step} has no row of it")
+        return self._read(self._phase_at(step), chosen.take(slice(0, max_rows)), self._rate_at(step))
 
     def example(self, example_id: int, epoch: int) -> Batch:
         """One example by its id, with its mask in the given pass."""
@@ -253,6 +286,17 @@ class Batches:
             if (chosen := phase.find(example_id, epoch)) is not None:
                 return self._read(phase, chosen, self._rate_at(int(epoch * self.steps_per_epoch)))
         raise DataError(f"example {example_id}: no such example; ids are those that batches show")
+
+
+def _rows_facts(phase: Corpus) -> dict[str, Any]:
+    """Counts of the rows of one length, in total and by source."""
+    sources = {
+        name: {"examples": len(examples), "mean_length": round(float(examples.sizes.mean()), 1), **examples.counts}
+        for name, examples in zip(phase.names, phase.examples, strict=True)
+        if len(examples)
+    }
+    num_cut = sum(source["cut_sentences"] for source in sources.values())
+    return {"length": phase.recipe.length, "cut_sentences": num_cut, "sources": sources}
 
 
 def open_batches(

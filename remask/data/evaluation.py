@@ -2,9 +2,9 @@
 
 In: a PREPARED folder, the evaluation settings, a tokenizer. Out: lists of Batches. They do not depend on a run's
 seed, input format, masking or row length: rows have `evaluation.length` tokens, and fewer only in a run whose own rows
-are shorter, since its model may know no later positions (`evaluation_length`). `word_batches` serves comparisons across vocabularies (bits per byte): it masks words
-between white spaces, picked by (document, bytes of text before the word), so every vocabulary predicts the same
-bytes. Not here: running a model over them.
+are shorter, since its model may know no later positions (`evaluation_length`). `word_batches` serves comparisons
+across vocabularies (bits per byte): it masks words between white spaces, picked by (document, bytes of text before the
+word), so every vocabulary predicts the same bytes. Not here: running a model over them.
 """
 
 from __future__ import annotations

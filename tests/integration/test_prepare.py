@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,10 +15,16 @@ import numpy as np
 import pytest
 
 from remask.artifacts import open_artifact
-from remask.commands.inspect import show_batch
+from remask.commands.inspect import InspectRun, rows_of, show_batch
+from remask.commands.inspect import main as inspect
+from remask.commands.pretrain import PretrainRun
+from remask.config import build_run
+from remask.data.batches import open_batches
 from remask.data.tokens import Tokens
 from remask.documents import read_documents
+from remask.progress import Progress
 from remask.tokenizer import load_tokenizer
+from remask.train.budget import planned_steps
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
@@ -134,8 +141,50 @@ def test_inspect_shows_batches_with_their_masks(prepared: tuple[Path, dict], tmp
     shown = _remask(*words)
     assert "<mask>→" in shown.stdout
     assert "\x1b" not in shown.stdout
+    assert " cut (" not in shown.stdout
     default = json.loads(_remask("inspect", str(out), "--batch", "0", "--epoch", "0", "--json").stdout)
     assert max(len(row["input_ids"]) for row in default["examples"]) > 64
+    assert len({row["id"] for row in default["examples"]}) == len(default["examples"]), "no row twice in a pass"
+    later = json.loads(_remask("inspect", str(out), "--batch", "0", "--epoch", "3", "--json").stdout)
+    assert {row["id"] for row in later["examples"]} == {row["id"] for row in default["examples"]}
+    assert later["examples"] != default["examples"]
+
+
+def test_inspect_says_how_many_sentences_were_cut(prepared: tuple[Path, dict], tmp_path: Path) -> None:
+    out, _ = prepared
+    run = tmp_path / "run.yaml"
+    run.write_text("base: roberta_tiny\ndata:\n  length: 16\n  batch: {num_rows: 4}\n")
+    words = ["inspect", str(out), "--run", str(run), "--batch", "0"]
+    data = json.loads(_remask(*words, "--json").stdout)["data"]
+    source = Tokens.open(out, "train").sources["corpus"]
+    lengths = np.diff(np.append(source.sentence_starts, source.num_tokens))
+    assert data["cut_sentences"] == (lengths > 14).sum() > 1
+    line = f"{data['cut_sentences']} sentences are longer than rows of 16 tokens allow and cut (corpus "
+    assert _remask(*words).stdout.startswith(line)
+
+
+def test_inspect_shows_the_very_steps_of_a_run(prepared: tuple[Path, dict], tmp_path: Path) -> None:
+    """Short rows end at half of the steps, whose number follows from the passes asked for."""
+    out, _ = prepared
+    run = tmp_path / "run.yaml"
+    run.write_text(
+        "base: roberta_tiny\nseed: 5\ntrain: {steps: null, epochs: 1}\n"
+        "data: {length: 64, short_steps: 0.5, short_length: 16, batch: {num_tokens: 300, bucket_steps: 2}}\n"
+    )
+    built = build_run(PretrainRun, run).run
+    batches = open_batches(out, built.data, load_tokenizer(out / "tokenizer"), seed=5)
+    num_steps = planned_steps(built.train, batches)
+    assert num_steps is not None
+    batches = batches.with_steps(num_steps)
+    cursor, longest = batches.first_cursor(), []
+    for step in range(round(0.8 * num_steps)):
+        micro_batches, cursor = batches.take(cursor)
+        rows = [row for batch in micro_batches for row in rows_of(batch)]
+        longest.append(max(len(row["input_ids"]) for row in rows))
+        asked = InspectRun(prepared=out, run=run, batch=step)
+        found = inspect(asked, progress=Progress(stream=StringIO()))["examples"]
+        assert [{key: row[key] for key in ("id", "input_ids", "labels")} for row in found] == rows
+    assert max(longest[: num_steps // 2]) <= 16 < min(longest[num_steps // 2 + 1 :])
 
 
 def test_masks_are_coloured_in_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

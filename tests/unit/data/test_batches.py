@@ -273,19 +273,58 @@ def test_masks_repeat_as_asked(prepared: Path, vocabulary: Any, repeat: str, sam
     assert {epoch for epoch in range(1, 5) if masks[epoch] == masks[0]} == same
 
 
-def test_an_epoch_in_batches(prepared: Path, vocabulary: Any) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"batch__bucket_steps": 4, "format": "doc-sentences"},
+        {"batch__num_tokens": 300},
+        {"batch__num_tokens": 300, "batch__bucket_steps": 4, "format": "doc-sentences"},
+        {"source_weights": {"wiki": 1.0, "novels": 3.0}},
+        {"source_weights": {"wiki": 1.0}, "batch__num_tokens": 300},
+        {"masking__final_rate": 0.5, "masking__schedule": "linear", "batch__num_tokens": 300},
+        {"short_steps": 0.5, "short_length": 16},
+        {"short_steps": 0.5, "short_length": 16, "batch__num_tokens": 300},
+    ],
+    ids=str,
+)
+def test_an_epoch_in_batches_is_what_training_takes(prepared: Path, vocabulary: Any, changes: dict[str, Any]) -> None:
+    batches = open_batches(prepared, settings_of(**changes), vocabulary, seed=1, total_steps=120)
+    taken: dict[int, list[Any]] = {0: [], 1: [], 2: [], 3: []}
+    cursor, read = batches.first_cursor(), 0.0
+    assert batches.num_examples % 8, "passes must end inside a step"
+    while read < 2.999999:
+        epoch = int(read + 1e-9)
+        size = batches.phases[0 if batches.take(cursor)[0][0].example_ids_B[0] >> 47 & 1 else -1].num_examples
+        step, cursor = batches.take(cursor)
+        taken[epoch].append(rows_of(step))
+        read += sum(batch.num_rows for batch in step) / size
+    for epoch in range(3):
+        for number in (0, 1, len(taken[epoch]) - 1):
+            assert rows_of([batches.batch_of_epoch(number, epoch)]) == taken[epoch][number], (epoch, number)
+        with pytest.raises(DataError, match=f"0 to {len(taken[epoch]) - 1}$"):
+            batches.batch_of_epoch(len(taken[epoch]), epoch)
+
+
+def test_an_epoch_of_less_than_a_step(prepared: Path, vocabulary: Any) -> None:
+    settings = settings_of(batch__num_rows=2000, batch__micro_rows=2000)
+    batches = open_batches(prepared, settings, vocabulary, seed=1)
+    assert 3 < 2000 / batches.num_examples < 10
+    assert rows_of([batches.batch_of_epoch(0, 0)]) == rows_of(batches.take({"step": 0})[0])
+    (third,) = [batches.batch_of_epoch(0, 2)]
+    assert sorted(third.example_ids_B.tolist()) == sorted(set(third.example_ids_B.tolist()))
+    assert third.num_rows == batches.num_examples
+    assert set(rows_of([third])) <= set(rows_of(batches.take({"step": 0})[0]))
+    with pytest.raises(DataError, match="0 to 0"):
+        batches.batch_of_epoch(1, 2)
+
+
+def test_one_example_and_a_few(prepared: Path, vocabulary: Any) -> None:
     batches = open_batches(prepared, settings_of(), vocabulary, seed=1)
-    count = -(-batches.num_examples // 8)
     for epoch in (0, 3):
-        found = [batches.batch_of_epoch(number, epoch) for number in range(count)]
-        ids = [number for batch in found for number in batch.example_ids_B.tolist()]
-        assert len(ids) == len(set(ids)) == batches.num_examples
-        for row in rows_of([found[1]]):
+        for row in rows_of([batches.batch_of_epoch(1, epoch)]):
             assert rows_of([batches.example(row[0], epoch)]) == [row]
-    assert rows_of([batches.batch_of_epoch(0, 0)]) == rows_of(batches.take(batches.first_cursor())[0])
     assert batches.batch_of_epoch(0, 0, max_rows=3).num_rows == 3
-    with pytest.raises(DataError, match=f"0 to {count - 1}"):
-        batches.batch_of_epoch(count, 0)
     for bad in (-1, 1 << 47, 9 << 48, batches.num_examples):
         with pytest.raises(DataError, match="no such example"):
             batches.example(bad, 0)
@@ -319,6 +358,12 @@ def test_describe_and_estimates(prepared: Path, vocabulary: Any) -> None:
     facts = batches.describe()
     assert facts["examples"] == batches.num_examples == sum(s["examples"] for s in facts["sources"].values())
     assert facts["sources"]["wiki"]["cut_sentences"] > 0
+    assert facts["cut_sentences"] == sum(s["cut_sentences"] for s in facts["sources"].values())
+    assert facts["length"] == 16
+    assert "short_rows" not in facts
+    both = open_batches(prepared, settings_of(short_steps=0.5, short_length=16), vocabulary, seed=1).describe()
+    assert (both["length"], both["cut_sentences"]) == (32, 0)
+    assert both["short_rows"] == {key: facts[key] for key in ("length", "cut_sentences", "sources")}
     tokens = np.mean([sum(batch.num_tokens for batch in step) for step in run(batches, 50)])
     assert abs(batches.tokens_per_step / tokens - 1) < 0.05
     assert abs(batches.steps_per_epoch - batches.num_examples / 8) < 1e-6

@@ -26,7 +26,7 @@ def unmasked(batch: Batch) -> list[list[int]]:
 def read(folder: Path, vocabulary: Any, **changes: Any) -> tuple[list[list[int]], Batch]:
     """All rows in corpus order."""
     batches = open_batches(folder, DataSettings(**changes), vocabulary, seed=1)
-    batch = batches.batch_of_epoch(0, 0)
+    batch = batches.batch_of_epoch(0, 0, max_rows=batches.num_examples)
     order = np.argsort(batch.example_ids_B)
     assert batch.example_ids_B[order].tolist() == list(range(batches.num_examples))
     rows = unmasked(batch)
