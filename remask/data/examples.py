@@ -1,15 +1,16 @@
 """Example boundaries: which tokens of a source make which row, as a pure function of (shards, recipe).
 
-In: a source's mapped tokens and a Recipe. Out: Examples, the rows as lists of pieces (token ranges); texts and masks
-are never copied here. `full-sentences` and `doc-sentences` are RoBERTa's (section 4.2; fairseq's `complete` and
-`complete_doc`), `fixed-blocks` is run_mlm.py's. Every format is one vectorised pass over the sentences plus one jump
-per row: about 0.2 microseconds a sentence and 0.1 a row. Not here: pairs (pairs.py), several documents in a row
-(packing.py), the index on disk (index.py).
+In: a source's mapped tokens and a Recipe. Out: Examples in parts: rows as lists of pieces (token ranges), 12 bytes a
+row and 12 a piece; texts and masks are never copied here. `full-sentences` and `doc-sentences` are RoBERTa's (section
+4.2; fairseq's `complete` and `complete_doc`), `fixed-blocks` is run_mlm.py's but for where it drops a remainder
+(`block_parts`). Every format is one vectorised pass over the sentences plus one jump per row: about 0.2 microseconds a
+sentence and 0.1 a row. Not here: pairs (pairs.py), several documents in a row (packing.py), the index (index.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,7 @@ from remask.data.settings import PAIRS, DataSettings
 from remask.data.tokens import SourceTokens
 
 CHUNK_SENTENCES = 1 << 20  # read at a time, so that memory does not grow with the corpus
+CHUNK_BLOCKS = 1 << 18  # made at a time
 NO_LABEL = -100
 BOS, EOS = 1, 2  # flags of a piece in fixed-blocks: the document's start or end mark belongs to it
 
@@ -170,55 +172,85 @@ def _packed_rows(source: SourceTokens, recipe: Recipe) -> Iterator[tuple[Sentenc
         position = source.num_tokens if sentences.is_last else int(sentences.starts[end])
 
 
-def build_sentences(source: SourceTokens, recipe: Recipe) -> Examples:
+def sentence_parts(source: SourceTokens, recipe: Recipe) -> Iterator[Examples]:
     """full-sentences and doc-sentences. In the first a row has one piece for each document it touches."""
-    rows, starts, lengths = [np.zeros(1, np.int64)], [], []
-    num_cut = 0
     for sentences, found, end in _packed_rows(source, recipe):
         is_start = np.zeros(end, bool)
         is_start[found] = True
         pieces = np.flatnonzero(is_start | sentences.opens_document[:end])
-        begin = sentences.starts[pieces]
-        starts.append(begin)
-        lengths.append(np.diff(np.append(begin, sentences.ends[end - 1])))
-        ends_in_pieces = np.append(np.searchsorted(pieces, found)[1:], len(pieces))
-        rows.append(ends_in_pieces + rows[-1][-1])
-        num_cut += int(sentences.is_cut[:end].sum())
-    joined = np.concatenate(rows)
-    texts = _join(lengths)
-    sizes = _row_sums(texts, joined) + np.diff(joined) + 1
-    return Examples(
-        joined, _join(starts), texts.astype(np.int32), sizes.astype(np.int32), counts={"cut_sentences": num_cut}
-    )
+        starts = sentences.starts[pieces]
+        lengths = np.diff(np.append(starts, sentences.ends[end - 1]))
+        rows = np.append(np.searchsorted(pieces, found), len(pieces))
+        sizes = _row_sums(lengths, rows) + np.diff(rows) + 1
+        counts = {"cut_sentences": int(sentences.is_cut[:end].sum())}
+        yield Examples(rows, starts, lengths.astype(np.int32), sizes.astype(np.int32), counts=counts)
 
 
-def build_blocks(source: SourceTokens, recipe: Recipe) -> Examples:
-    """fixed-blocks: documents with their marks in one long line, cut every `length` tokens, the remainder dropped."""
+def block_parts(source: SourceTokens, recipe: Recipe) -> Iterator[Examples]:
+    """fixed-blocks: documents with their marks in one long line, cut every `length` tokens, the remainder dropped.
+
+    The line is a whole source, so that at most one remainder a source is lost. run_mlm.py makes a line of every 1,000
+    documents (a batch of datasets.map) and drops the remainder of each: up to `length` - 1 tokens a thousand documents
+    more than here, and blocks that start elsewhere from the second thousand on.
+    """
     offsets = source.document_offsets
     documents = np.flatnonzero(np.diff(offsets) > 0)
     edges = np.append(offsets[documents], offsets[-1]) + 2 * np.arange(len(documents) + 1)
     total = int(edges[-1])
     num_rows = max(total // recipe.length, int(total > 0))
     end = min(num_rows * recipe.length, total)
-    bounds = np.union1d(np.append(np.arange(0, end, recipe.length), end), edges[edges <= end])
-    begin, stop = bounds[:-1], bounds[1:]
-    document = np.searchsorted(edges, begin, side="right") - 1
-    opens, closes = begin == edges[document], stop == edges[document + 1]
-    shift = 1 + 2 * document  # marks before this document's text in the line
-    starts = begin - shift + opens
-    lengths = stop - begin - opens - closes
-    rows = np.searchsorted(begin, np.append(np.arange(0, end, recipe.length), end)) if num_rows else np.zeros(1)
-    flags = (opens * BOS + closes * EOS).astype(np.uint8)
-    rows = rows.astype(np.int64)
-    sizes = _row_sums(stop - begin, rows)
-    counts = {"cut_sentences": 0, "dropped_tokens": total - end}
-    return Examples(rows, starts, lengths.astype(np.int32), sizes.astype(np.int32), flags=flags, counts=counts)
+    for low in range(0, end, CHUNK_BLOCKS * recipe.length):
+        high = min(low + CHUNK_BLOCKS * recipe.length, end)
+        cuts = np.append(np.arange(low, high, recipe.length), high)
+        bounds = np.union1d(cuts, edges[np.searchsorted(edges, low) : np.searchsorted(edges, high, side="right")])
+        begin, stop = bounds[:-1], bounds[1:]
+        document = np.searchsorted(edges, begin, side="right") - 1
+        opens, closes = begin == edges[document], stop == edges[document + 1]
+        shift = 1 + 2 * document  # marks before this document's text in the line
+        lengths = (stop - begin - opens - closes).astype(np.int32)
+        rows = np.searchsorted(begin, cuts)
+        flags = (opens * BOS + closes * EOS).astype(np.uint8)
+        sizes = _row_sums(stop - begin, rows).astype(np.int32)
+        counts = {"dropped_tokens": total - end if high == end else 0}
+        yield Examples(rows, begin - shift + opens, lengths, sizes, flags=flags, counts=counts)
+
+
+def no_examples(recipe: Recipe) -> Examples:
+    """None at all, with the arrays and counts that the recipe's have."""
+    is_pair, is_block = recipe.sentence_loss != "none", recipe.format == "fixed-blocks"
+    counts = {"cut_sentences": 0}
+    counts |= {"dropped_tokens": 0} if is_block else {}
+    counts |= {"real_pairs": 0, "false_pairs": 0} if is_pair else {}
+    return Examples(
+        np.zeros(1, np.int64),
+        np.zeros(0, np.int64),
+        np.zeros(0, np.int32),
+        np.zeros(0, np.int32),
+        np.zeros(0, np.int8) if is_pair else None,
+        np.zeros(0, np.uint8) if is_block else None,
+        counts,
+    )
+
+
+def join(parts: Iterable[Examples]) -> Examples:
+    """Rows of several parts, one after the other."""
+    found = list(parts)
+    bases = np.cumsum([0, *(len(part.starts) for part in found)])
+    rows = [np.zeros(1, np.int64), *(part.rows[1:] + base for part, base in zip(found, bases, strict=False))]
+    counts: Counter[str] = Counter()
+    for part in found:
+        counts.update(part.counts)
+    return Examples(
+        np.concatenate(rows),
+        np.concatenate([part.starts for part in found]),
+        np.concatenate([part.lengths for part in found]),
+        np.concatenate([part.sizes for part in found]),
+        None if found[0].labels is None else np.concatenate([p.labels for p in found if p.labels is not None]),
+        None if found[0].flags is None else np.concatenate([p.flags for p in found if p.flags is not None]),
+        dict(counts),
+    )
 
 
 def _row_sums(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     sums = np.concatenate(([0], np.cumsum(values, dtype=np.int64)))
     return np.diff(sums[rows])
-
-
-def _join(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)

@@ -1,7 +1,9 @@
 """The example index: boundaries built once, kept as a fingerprinted, memory-mapped artifact, rebuilt when stale.
 
 In: Tokens and a Recipe. Out: Examples per source. `build_examples` makes them in memory; `open_index` keeps them in
-a folder named by their fingerprint, so that every rank and every later run maps the same file. Processes that start
+a folder named by their fingerprint, so that every rank and every later run maps the same file. There they are written
+part by part, so the memory does not grow with the number of rows: it holds document offsets, 8 to 32 bytes a document,
+and only `pack_documents`, which sorts all rows, all of them (about 100 bytes a document). Processes that start
 together wait for the one that builds.
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,9 +22,9 @@ import numpy as np
 
 from remask import artifacts
 from remask.config import fingerprint
-from remask.data.examples import Examples, Recipe, build_blocks, build_sentences
+from remask.data.examples import Examples, Recipe, block_parts, join, no_examples, sentence_parts
 from remask.data.packing import pack
-from remask.data.pairs import build_pairs
+from remask.data.pairs import pair_parts
 from remask.data.settings import PAIRS
 from remask.data.tokens import SourceTokens, Tokens
 from remask.errors import DataError
@@ -33,12 +36,20 @@ _ARRAYS = {"rows": "<i8", "starts": "<i8", "lengths": "<i4", "sizes": "<i4", "la
 
 def build_examples(source: SourceTokens, recipe: Recipe) -> Examples:
     """The rows of one source by the recipe's format."""
+    return join(example_parts(source, recipe))
+
+
+def example_parts(source: SourceTokens, recipe: Recipe) -> Iterator[Examples]:
+    """The same in parts, as they are made, after one that is empty."""
+    yield no_examples(recipe)
     if recipe.format in PAIRS:
-        return build_pairs(source, recipe)
-    if recipe.format == "fixed-blocks":
-        return build_blocks(source, recipe)
-    examples = build_sentences(source, recipe)
-    return pack(examples, recipe.length) if recipe.pack_documents else examples
+        yield from pair_parts(source, recipe)
+    elif recipe.format == "fixed-blocks":
+        yield from block_parts(source, recipe)
+    elif recipe.pack_documents:
+        yield pack(join([no_examples(recipe), *sentence_parts(source, recipe)]), recipe.length)
+    else:
+        yield from sentence_parts(source, recipe)
 
 
 def open_index(tokens: Tokens, recipe: Recipe, folder: Path | None) -> dict[str, Examples]:
@@ -67,11 +78,19 @@ def open_index(tokens: Tokens, recipe: Recipe, folder: Path | None) -> dict[str,
 def _fill(aside: Path, tokens: Tokens, recipe: Recipe) -> dict[str, Any]:
     counts: dict[str, Any] = {}
     for number, (name, source) in enumerate(tokens.sources.items()):
-        examples = build_examples(source, recipe)
-        for array, kind in _ARRAYS.items():
-            if (values := getattr(examples, array)) is not None:
-                values.astype(kind, copy=False).tofile(aside / f"{number}.{array}")
-        counts[name] = examples.counts
+        total: Counter[str] = Counter()
+        num_pieces = 0
+        for part_number, part in enumerate(example_parts(source, recipe)):
+            for array, kind in _ARRAYS.items():
+                if (values := getattr(part, array)) is None:
+                    continue
+                if array == "rows":
+                    values = values[min(part_number, 1) :] + num_pieces  # the first 0 stands once
+                with (aside / f"{number}.{array}").open("ab") as file:
+                    values.astype(kind, copy=False).tofile(file)
+            num_pieces += len(part.starts)
+            total.update(part.counts)
+        counts[name] = dict(total)
     return counts
 
 

@@ -8,6 +8,7 @@ sentence that finds no partner is a negative under NSP and a row of one part (NO
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,15 +52,14 @@ def _plan(source: SourceTokens, recipe: Recipe, sentences: Sentences) -> _Plan:
     return _Plan(ends, cuts, coins, aim)
 
 
-def build_pairs(source: SourceTokens, recipe: Recipe) -> Examples:
-    """All rows of a source."""
+def pair_parts(source: SourceTokens, recipe: Recipe) -> Iterator[Examples]:
+    """All rows of a source, a run of sentences at a time."""
     nsp = recipe.sentence_loss == "nsp"
     documents = np.flatnonzero(np.diff(source.document_offsets) > 0)
     if nsp and len(documents) < 2:
         raise DataError(
             f"source {source.name}: next-sentence pairs need at least two documents, it has {len(documents)}"
         )
-    found_rows: list[Examples] = []
     real_prob = None
     position = 0
     while position < source.num_tokens:
@@ -69,13 +69,13 @@ def build_pairs(source: SourceTokens, recipe: Recipe) -> Examples:
             real_prob = _calibrate(plan) if real_prob is None else real_prob
             real = plan.is_pair & (plan.coins < real_prob)
             rows, end = follow(np.where(real, plan.ends, plan.cuts), plan.ends, sentences.is_last)
-            found_rows.append(_next_sentence(source, recipe, sentences, plan, rows, real[rows], documents))
+            part = _next_sentence(source, recipe, sentences, plan, rows, real[rows], documents)
         else:
             rows, end = follow(plan.ends, plan.ends, sentences.is_last)
-            found_rows.append(_consecutive(recipe, sentences, plan, rows))
-        found_rows[-1].counts["cut_sentences"] += int(sentences.is_cut[:end].sum())
+            part = _consecutive(recipe, sentences, plan, rows)
+        part.counts["cut_sentences"] += int(sentences.is_cut[:end].sum())
+        yield part
         position = source.num_tokens if sentences.is_last else int(sentences.starts[end])
-    return _joined(found_rows, recipe)
 
 
 def _calibrate(plan: _Plan) -> float:
@@ -104,7 +104,7 @@ def _consecutive(recipe: Recipe, sentences: Sentences, plan: _Plan, rows: np.nda
     lengths = np.stack([np.where(swapped, end - cut, cut - first), np.where(swapped, cut - first, end - cut)], axis=1)
     kept = np.stack([np.ones(len(rows), bool), pair], axis=1)
     labels = np.where(pair, np.where(swapped, 0, 1), NO_LABEL)
-    return _examples(starts, lengths, kept, labels, 0)
+    return _examples(recipe, starts, lengths, kept, labels, 0)
 
 
 def _next_sentence(
@@ -123,7 +123,7 @@ def _next_sentence(
     space = recipe.text_limit - lengths[false, 0]
     aim = np.clip(plan.aims[rows[false]] - lengths[false, 0], 1, space)
     starts[false, 1], lengths[false, 1], num_cut = _elsewhere(source, recipe, documents, first[false], aim, space)
-    return _examples(starts, lengths, np.ones((len(rows), 2), bool), real.astype(np.int64), num_cut)
+    return _examples(recipe, starts, lengths, np.ones((len(rows), 2), bool), real.astype(np.int64), num_cut)
 
 
 def _elsewhere(
@@ -178,30 +178,21 @@ def _run_of_sentences(
     return begin, size, whole
 
 
-def _examples(starts: np.ndarray, lengths: np.ndarray, kept: np.ndarray, labels: np.ndarray, num_cut: int) -> Examples:
+def _examples(
+    recipe: Recipe, starts: np.ndarray, lengths: np.ndarray, kept: np.ndarray, labels: np.ndarray, num_cut: int
+) -> Examples:
+    """Rows of the parts that are `kept`; a row of one part has two marks."""
     rows = np.concatenate(([0], np.cumsum(kept.sum(axis=1))))
-    text = (lengths * kept).sum(axis=1)
-    return Examples(rows, starts[kept], lengths[kept], text, labels, counts={"cut_sentences": num_cut})
-
-
-def _joined(parts: list[Examples], recipe: Recipe) -> Examples:
-    """One Examples of all chunks; sizes get their marks here (a row of one part has two)."""
-    rows, base = [np.zeros(1, np.int64)], 0
-    for part in parts:
-        rows.append(part.rows[1:] + base)
-        base += int(part.rows[-1])
-    joined = np.concatenate(rows)
-    text = np.concatenate([part.sizes for part in parts]) if parts else np.zeros(0, np.int64)
-    labels = np.concatenate([part.labels for part in parts if part.labels is not None]) if parts else text
-    marks = np.where(np.diff(joined) == 2, recipe.num_specials, 2)
-    counts = {"cut_sentences": sum(part.counts["cut_sentences"] for part in parts)}
-    if recipe.sentence_loss != "none":
+    sizes = (lengths * kept).sum(axis=1) + np.where(kept.all(axis=1), recipe.num_specials, 2)
+    counts = {"cut_sentences": num_cut}
+    has_labels = recipe.sentence_loss != "none"
+    if has_labels:
         counts |= {"real_pairs": int((labels == 1).sum()), "false_pairs": int((labels == 0).sum())}
     return Examples(
-        joined,
-        np.concatenate([part.starts for part in parts]) if parts else np.zeros(0, np.int64),
-        np.concatenate([part.lengths for part in parts]).astype(np.int32) if parts else np.zeros(0, np.int32),
-        (text + marks).astype(np.int32),
-        labels.astype(np.int8) if recipe.sentence_loss != "none" else None,
+        rows,
+        starts[kept],
+        lengths[kept].astype(np.int32),
+        sizes.astype(np.int32),
+        labels.astype(np.int8) if has_labels else None,
         counts=counts,
     )

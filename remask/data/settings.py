@@ -95,7 +95,8 @@ class EvaluationSettings(Config):
 
 
 class DataSettings(Config):
-    """From token shards to batches."""
+    """From token shards to batches. `fixed-blocks` drops the remainder of its line of documents once a source, where
+    run_mlm.py does it for every 1,000 documents."""
 
     format: Format = switch("full-sentences", "What a row is made of (RoBERTa, Table 2)", effect="data")
     sentence_loss: Literal["none", "nsp", "sop"] = switch(

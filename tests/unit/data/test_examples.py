@@ -113,10 +113,12 @@ def test_rows_of_whole_sentences(documents: list[list[int]], num_shards: int, fo
 
 
 @settings(max_examples=100, deadline=None)
-@given(sizes, shards, st.integers(4, 20))
-def test_fixed_blocks_are_those_of_run_mlm(documents: list[list[int]], num_shards: int, length: int) -> None:
+@given(sizes, shards, st.integers(4, 20), st.sampled_from([1, 3, 1 << 18]))
+def test_fixed_blocks_are_those_of_run_mlm(documents: list[list[int]], num_shards: int, length: int, part: int) -> None:
     source = source_of(documents, num_shards)
-    examples = build_examples(source, recipe_of("fixed-blocks", length=length))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examples_module, "CHUNK_BLOCKS", part)
+        examples = build_examples(source, recipe_of("fixed-blocks", length=length))
     line, at = [], 0
     for document in documents:
         if document:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from remask.data import examples as examples_module
 from remask.data import index as index_module
+from remask.data import pairs as pairs_module
 from remask.data.batches import open_batches
 from remask.data.examples import Recipe
 from remask.data.index import build_examples, open_index
@@ -31,23 +34,36 @@ def builds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was built, in order."""
     made: list[str] = []
 
-    def build(source: Any, recipe: Recipe) -> Any:
-        made.append(source.name)
-        return build_examples(source, recipe)
+    real = index_module.example_parts
 
-    monkeypatch.setattr(index_module, "build_examples", build)
+    def parts(source: Any, recipe: Recipe) -> Any:
+        made.append(source.name)
+        return real(source, recipe)
+
+    monkeypatch.setattr(index_module, "example_parts", parts)
     return made
 
 
-def test_built_once_and_mapped(prepared: Path, tmp_path: Path, builds: list[str]) -> None:
+@pytest.mark.parametrize("run", [30, 1 << 20], ids=["many parts", "one part"])
+def test_built_once_and_mapped(
+    prepared: Path, tmp_path: Path, builds: list[str], run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pairs_module, "_CALIBRATION_SENTENCES", 5)  # less than a part
     tokens = Tokens.open(prepared)
-    for changes in ({}, {"format": "segment-pair", "sentence_loss": "nsp"}, {"format": "fixed-blocks"}):
+    recipes = [
+        recipe_of(),
+        recipe_of(format="segment-pair", sentence_loss="nsp"),
+        recipe_of(format="fixed-blocks"),
+        recipe_of(format="doc-sentences", pack_documents=True),
+    ]
+    whole = [{name: build_examples(source, recipe) for name, source in tokens.sources.items()} for recipe in recipes]
+    monkeypatch.setattr(examples_module, "CHUNK_SENTENCES", run)
+    monkeypatch.setattr(examples_module, "CHUNK_BLOCKS", run)
+    for recipe, wanted in zip(recipes, whole, strict=True):
         builds.clear()
-        recipe = recipe_of(**changes)
         for _ in range(2):
-            opened = open_index(tokens, recipe, tmp_path)
-            for name, source in tokens.sources.items():
-                fresh, found = build_examples(source, recipe), opened[name]
+            for name, found in open_index(tokens, recipe, tmp_path).items():
+                fresh = wanted[name]
                 for array in ("rows", "starts", "lengths", "sizes", "labels", "flags"):
                     if getattr(fresh, array) is None:
                         assert getattr(found, array) is None
@@ -56,6 +72,23 @@ def test_built_once_and_mapped(prepared: Path, tmp_path: Path, builds: list[str]
                         assert not getattr(found, array).flags.writeable
                 assert found.counts == fresh.counts
         assert builds == ["wiki", "novels"]
+
+
+@pytest.mark.parametrize("format", ["full-sentences", "sentence-pair", "fixed-blocks"])
+def test_memory_does_not_grow_with_the_rows(
+    prepare: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    monkeypatch.setattr(examples_module, "CHUNK_SENTENCES", 1 << 11)
+    monkeypatch.setattr(examples_module, "CHUNK_BLOCKS", 1 << 9)
+    sentences = [[7] * 7] * 60_000
+    tokens = Tokens.open(prepare({"a.train.00000": [sentences]}))
+    settings = DataSettings(length=8, format=format)
+    (tmp_path / "index").mkdir()
+    tracemalloc.start()
+    index_module._fill(tmp_path / "index", tokens, Recipe.of(settings, 8, False, 1))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 0.5 * sum(path.stat().st_size for path in (tmp_path / "index").iterdir())
 
 
 def test_only_what_matters_makes_a_new_index(prepared: Path, tmp_path: Path, builds: list[str]) -> None:
