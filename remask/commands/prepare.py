@@ -27,9 +27,9 @@ from remask.config import Config, differences, dump, parse_assignment, setting
 from remask.data.shards import ShardTask, first_pieces, forget, is_made, make_shard, read_facts, read_histogram
 from remask.data.tokens import SPLITS, STAGE
 from remask.documents import Documents, read_documents
-from remask.errors import ConfigError, DataError, OutputError, UsageError
+from remask.errors import ConfigError, DataError, OutputError, RemaskError, UsageError
 from remask.progress import Progress
-from remask.text.build import DROPS, build_documents
+from remask.text.build import DROPS, build_documents, changed_sources
 from remask.text.settings import TextSettings
 from remask.tokenizer import Tokenizer, load_tokenizer
 from remask.tokenizer.bulk import Blocks, Newlines, agrees, plan_blocks
@@ -38,7 +38,8 @@ from remask.workers import Engine, num_cores, run_tasks
 
 CHECK_BYTES = 200_000  # of the user's text, on which gigatoken must agree before it is used at all
 SMALL_MEGABYTES = 4  # less is done sooner than processes start
-_IDENTITY, _VOCABULARY = "identity.json", "vocabulary.json"
+_IDENTITY, _VOCABULARY, _STAMPS, _REFUSED = "identity.json", "vocabulary.json", "stamps.json", "refused.json"
+_SOURCE = "source "  # before a source's name in the manifest's inputs
 _MADE = ("counts", "facts", "prepared")  # of the documents
 _NOT_IN_RESULT = ("workers", "engine")  # and tokenizer.accelerator: they change the time, never the bytes
 
@@ -122,31 +123,46 @@ def main(run: PrepareRun, out: Path, *, progress: Progress, allow_change: Sequen
     out = out.absolute()
     work = out.with_name(f".{out.name}.work")
     vocabulary = _check_vocabulary(run)
+    seconds: dict[str, float] = {}
     with artifacts.lock(work):
-        seconds: dict[str, float] = {}
-        artifact = _finished(run, out, vocabulary, progress)
-        if artifact is None:
-            _claim(work, run, allow_change)
-            documents = _timed(seconds, "documents", lambda: _make_documents(run, work / "documents", progress))
-            _keep_if_same(work, {"documents": documents.artifact.fingerprint, "vocabulary": vocabulary})
-            tokenizer = _timed(seconds, "vocabulary", lambda: _make_vocabulary(run, documents, work, progress))
-            shards = _timed(seconds, "tokens", lambda: _make_shards(run, documents, tokenizer, work, progress))
-            counts = _counts(documents, tokenizer, shards)
-            shutil.copyfile(documents.artifact.path(DROPS), work / "prepared" / DROPS)
-            if run.keep_documents:
-                shutil.rmtree(work / "prepared" / "documents", ignore_errors=True)
-                shutil.copytree(work / "documents", work / "prepared" / "documents", copy_function=os.link)
-            artifact = artifacts.publish_filled(
-                work / "prepared",
-                out,
-                STAGE,
-                counts=counts,
-                config=_config(run),
-                inputs={"documents": documents.artifact.fingerprint},
-            )
-            progress.say(_summary(out, counts))
+        claimed = False
+        try:
+            artifact = _finished(run, out, vocabulary, progress)
+            if artifact is None:
+                _claim(work, run, allow_change)
+                claimed = True
+                artifact = _make(run, out, work, vocabulary, progress, seconds)
+        except RemaskError as error:
+            _give_back(work, refused=claimed and isinstance(error, DataError))
+            raise
     shutil.rmtree(work, ignore_errors=True)
     return {"out": str(out), "fingerprint": artifact.fingerprint, **artifact.counts, "seconds": seconds}
+
+
+def _make(
+    run: PrepareRun, out: Path, work: Path, vocabulary: str | None, progress: Progress, seconds: dict[str, float]
+) -> artifacts.Artifact:
+    """All steps that are not done yet, and the result under its name."""
+    documents = _timed(seconds, "documents", lambda: _make_documents(run, work / "documents", progress))
+    _keep_if_same(work, {"documents": documents.artifact.fingerprint, "vocabulary": vocabulary})
+    tokenizer = _timed(seconds, "vocabulary", lambda: _make_vocabulary(run, documents, work, progress))
+    shards = _timed(seconds, "tokens", lambda: _make_shards(run, documents, tokenizer, work, progress))
+    counts = _counts(documents, tokenizer, shards)
+    shutil.copyfile(documents.artifact.path(DROPS), work / "prepared" / DROPS)
+    if run.keep_documents:
+        shutil.rmtree(work / "prepared" / "documents", ignore_errors=True)
+        shutil.copytree(work / "documents", work / "prepared" / "documents", copy_function=os.link)
+    sources = {f"{_SOURCE}{name}": mark for name, mark in documents.artifact.manifest["inputs"].items()}
+    artifact = artifacts.publish_filled(
+        work / "prepared",
+        out,
+        STAGE,
+        counts=counts,
+        config=_config(run),
+        inputs={"documents": documents.artifact.fingerprint, **sources},
+    )
+    progress.say(_summary(out, counts))
+    return artifact
 
 
 def _timed(seconds: dict[str, float], name: str, step: Any) -> Any:
@@ -185,7 +201,15 @@ def _finished(run: PrepareRun, out: Path, vocabulary: str | None, progress: Prog
         raise ConfigError(f"{out}: was prepared with {_changes(changed)}; choose another --out or remove it")
     if vocabulary not in (None, artifact.counts["tokenizer"]):
         raise ConfigError(f"{out}: was prepared with other contents of {run.tokenizer.path}; choose another --out")
-    progress.say(f"{out}: already prepared with these settings; remove it to prepare again")
+    inputs = artifact.manifest["inputs"]
+    known = {key.removeprefix(_SOURCE): mark for key, mark in inputs.items() if key.startswith(_SOURCE)}
+    if changed := changed_sources(run.text, known):
+        progress.warn(
+            f"{out}: was prepared from other contents of the files of {', '.join(changed)} and stays as it is; "
+            "remove it or choose another --out to prepare the files that are there now"
+        )
+    else:
+        progress.say(f"{out}: already prepared with these settings; remove it to prepare again")
     return artifact
 
 
@@ -195,10 +219,8 @@ def _claim(work: Path, run: PrepareRun, allow_change: Sequence[str]) -> None:
     path = work / _IDENTITY
     if path.is_file():
         changed = differences(json.loads(path.read_bytes()), _config(run))
-        # An attempt that found no file to read (a mistyped path) has nothing that could get lost.
-        begun = any((work / name).exists() for name in ("documents", ".documents.work/identity.json", *_MADE))
         refused = [change for change in changed if not any(_names(change[0], key) for key in allow_change)]
-        if refused and begun:
+        if refused and _begun(work) and not (work / _REFUSED).exists():
             raise ConfigError(
                 f"{work}: an unfinished run stands here with {_changes(refused)}; "
                 f"--allow-change {','.join(change[0] for change in refused)} starts over, or choose another --out"
@@ -207,6 +229,23 @@ def _claim(work: Path, run: PrepareRun, allow_change: Sequence[str]) -> None:
             _keep_if_same(work, {})
             shutil.rmtree(work / "documents", ignore_errors=True)
     artifacts.write_json(path, _config(run))
+    (work / _REFUSED).unlink(missing_ok=True)
+
+
+def _begun(work: Path) -> bool:
+    """Whether there is anything that could get lost."""
+    if (work / "documents").exists() or (work / ".documents.work" / "identity.json").exists():
+        return True
+    return any(any((work / name).glob("*")) for name in _MADE)
+
+
+def _give_back(work: Path, *, refused: bool) -> None:
+    """A run that was refused (no such path or column, nothing left of the text) claims nothing: the corrected command
+    simply works. What it made of the documents stays, for the case that the same command comes again."""
+    if not _begun(work) or (refused and not (work / "documents").exists()):
+        shutil.rmtree(work, ignore_errors=True)
+    elif refused:
+        artifacts.write_json(work / _REFUSED, True)
 
 
 def _names(key: str, allowed: str) -> bool:
@@ -237,7 +276,15 @@ def _keep_if_same(work: Path, inputs: Mapping[str, Any]) -> None:
 
 def _make_documents(run: PrepareRun, folder: Path, progress: Progress) -> Documents:
     def build() -> None:
-        build_documents(run.text, folder, seed=run.seed, workers=_workers(run), engine=run.engine, progress=progress)
+        build_documents(
+            run.text,
+            folder,
+            seed=run.seed,
+            workers=_workers(run),
+            engine=run.engine,
+            progress=progress,
+            stamps=folder.with_name(_STAMPS),
+        )
 
     try:
         build()
@@ -281,7 +328,7 @@ def _train(run: PrepareRun, documents: Documents, work: Path, progress: Progress
         training.CountTask(portion, work / "counts" / f"{portion.shard.name}.{portion.first}", settings, fast)
         for portion in portions
     ]
-    waiting = [task for task in tasks if not task.out.is_file()]
+    waiting = [task for task in tasks if not training.is_counted(task.out)]
     with progress.stage("count words", _megabytes(tasks), "MB") as stage:
         stage.resume_at(_megabytes(tasks) - _megabytes(waiting))
         run_tasks(

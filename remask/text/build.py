@@ -8,11 +8,12 @@ published; the same call goes on from there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from remask.errors import ConfigError, DataError, MissingInputError, OutputError
 from remask.progress import Progress
 from remask.text.choose import HELDOUT, REASONS, TRAIN, Part, choose
 from remask.text.clean import known_languages
-from remask.text.files import InputFile, find_files, unpack
+from remask.text.files import InputFile, find_files, is_stream, unpack
 from remask.text.part import MAX_SAMPLES, Task, make_part
 from remask.text.plain import LAYOUT_LINES, guess_layout
 from remask.text.pydocs import find_modules
@@ -56,9 +57,11 @@ def build_documents(
     workers: int = 1,
     engine: Engine = "local",
     progress: Progress | None = None,
+    stamps: Path | None = None,
 ) -> Artifact:
     """Read, clean, choose and publish. Goes on where an earlier call for the same thing stopped, and gives back what
-    is already there if it finished."""
+    is already there if it finished; `stamps` is a file that remembers when the inputs were last written, so that what
+    is there counts only while none of them was touched."""
     progress = progress or Progress(quiet=True)
     if not settings.sources:
         raise MissingInputError("sources: none given; name a file, a folder or pydocs:")
@@ -69,9 +72,12 @@ def build_documents(
         _check_sources(settings, files)
         config = _config(settings, seed)
         inputs = {s.name: _fingerprint(found) for s, found in zip(settings.sources, files, strict=True)}
+        touched = fingerprint([file.stamp(work / "spool") for found in files for file in found])
         if (out / MANIFEST).exists():
+            if stamps and not (stamps.is_file() and json.loads(stamps.read_bytes()) == touched):
+                raise OutputError(f"{out}: its files were written to since; choose another --out or remove it")
             return _finished(out, config, inputs, progress)
-        _keep_if_same(work, {"config": config, "inputs": inputs}, progress)
+        _keep_if_same(work, {"config": config, "inputs": inputs, "touched": touched}, progress)
         if engine == "local" and sum(file.size for found in files for file in found) < SMALL_BYTES:
             workers = 1  # done sooner than processes start
         layouts = [_layout(*pair, settings, progress) for pair in zip(settings.sources, files, strict=True)]
@@ -87,6 +93,8 @@ def build_documents(
             raise DataError(f"no document is left of {counts['read']:,} read; dropped: {_words(counts['dropped'])}")
         _write_drops(settings, facts, parts, fates, work / "out")
         shards = _write_shards(settings, parts, fates, work, workers, engine, progress)
+        if stamps:
+            write_json(stamps, touched)
         artifact = _publish(work / "out", out, config, inputs, counts, shards)
         _say_counts(artifact, progress)
     shutil.rmtree(work, ignore_errors=True)
@@ -129,6 +137,18 @@ def _config(settings: TextSettings, seed: int) -> dict[str, Any]:
 
 def _fingerprint(files: list[InputFile]) -> str:
     return fingerprint([[file.place, file.fingerprint()] for file in files])
+
+
+def changed_sources(settings: TextSettings, inputs: Mapping[str, str]) -> list[str]:
+    """Names of the sources whose files are no longer those of which a documents manifest holds the fingerprints.
+    Streams are not read for that, and files that are gone leave nothing to compare."""
+    changed = []
+    for source in settings.sources:
+        if source.name in inputs and not any(map(is_stream, source.paths)):
+            with contextlib.suppress(MissingInputError, DataError, OSError):
+                if _fingerprint(_files_of(source, Path(os.devnull))) != inputs[source.name]:
+                    changed.append(source.name)
+    return changed
 
 
 def _finished(out: Path, config: dict[str, Any], inputs: dict[str, str], progress: Progress) -> Artifact:

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, Protocol
 
 import zstandard
 
-from remask.artifacts import MANIFEST
+from remask.artifacts import MANIFEST, sha256_of
 from remask.documents import one_line
 from remask.errors import DataError, MissingInputError
 from remask.text.records import Damaged
@@ -41,6 +41,7 @@ KINDS = {
 }  # fmt: skip
 COMPRESSIONS = {".gz": "gz", ".bgz": "gz", ".bz2": "bz2", ".xz": "xz", ".lzma": "xz", ".zst": "zst", ".zstd": "zst"}
 BLOCK = 1 << 20
+WHOLE_BYTES, END_BYTES = 1 << 20, 1 << 16  # read for a fingerprint: of a small file, of each end of a large one
 _XZ_MEMORY = 200 << 20
 _ZSTD_WINDOW = 1 << 27
 # A zstd block of 4 bytes can stand for 128 KiB, so this much input is at most 64 MiB of output.
@@ -60,14 +61,26 @@ class InputFile:
     size: int
 
     def fingerprint(self) -> str:
-        """Size and both ends: a file that was changed is noticed without reading all of it."""
+        """Of the contents, the same on any machine: all of a small file, and size and both ends of a large one."""
         digest = hashlib.sha256(str(self.size).encode())
         if os.path.isfile(self.path):
             with open(self.path, "rb") as file:
-                digest.update(file.read(1 << 16))
-                file.seek(max(0, self.size - (1 << 16)))
-                digest.update(file.read(1 << 16))
+                if self.size <= WHOLE_BYTES:
+                    digest.update(file.read(WHOLE_BYTES))
+                else:
+                    digest.update(file.read(END_BYTES))
+                    file.seek(self.size - END_BYTES)
+                    digest.update(file.read(END_BYTES))
         return digest.hexdigest()[:32]
+
+    def stamp(self, spool: Path) -> str:
+        """By which the same machine notices any edit, also in the middle of a large file. What was copied from a
+        stream into `spool` is new in every attempt, so there all of the contents must answer for it."""
+        if not os.path.isfile(self.path):
+            return ""
+        if Path(self.path).parent == spool:
+            return sha256_of(Path(self.path))
+        return str(os.stat(self.path).st_mtime_ns)
 
 
 def kind_of(name: str) -> tuple[str, str]:
@@ -88,6 +101,12 @@ def find_files(source: SourceSettings, spool: Path) -> list[InputFile]:
     if not found:
         raise MissingInputError(f"{', '.join(source.paths)}: no files there")
     return [found[path] for path in sorted(found)]
+
+
+def is_stream(path: str) -> bool:
+    """Whether what stands there can be read only once."""
+    path = os.path.expanduser(path)
+    return path == "-" or (os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path))
 
 
 def _expand(path: str, source: SourceSettings, spool: Path) -> Iterator[InputFile]:

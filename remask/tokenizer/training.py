@@ -10,6 +10,7 @@ Not here: encoding (bulk.py) and who calls these tasks (commands/prepare.py).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import heapq
 import json
 import os
@@ -45,6 +46,7 @@ _OPEN_FILES = 200  # merged at a time
 _WHITE = re.compile(r"^\s|\s$")
 _RUN = struct.Struct("<Q")
 _RUN_WORDS = 4096
+_DIGEST_BYTES = 32
 IN_MEMORY_BYTES = 48_000_000  # files of counts up to this size are added up in a table, which is faster
 
 
@@ -134,23 +136,42 @@ def _cut(counts: Counter[bytes], limit: int) -> Counter[bytes]:
 
 
 def write_counts(path: Path, entries: Iterable[tuple[bytes, int]]) -> None:
-    """Whole or not at all. In runs of a few thousand words: sizes, the words, 8 bytes a count."""
+    """Whole or not at all. In runs of a few thousand words: sizes, the words, 8 bytes a count; at the end the sha256
+    of all that, by which a later attempt knows a finished file."""
     aside = path.with_name(f".{path.name}.partial")
-    remaining = iter(entries)
+    remaining, digest = iter(entries), hashlib.sha256()
     with artifacts.output_errors(path):
         with aside.open("wb") as file:
             while some := list(islice(remaining, _RUN_WORDS)):
                 words = b"\xff".join(word for word, _ in some)
-                file.write(_RUN.pack(len(words)) + words)
                 counts = np.array([count for _, count in some], "<i8").tobytes()
-                file.write(_RUN.pack(len(counts)) + counts)
+                run = _RUN.pack(len(words)) + words + _RUN.pack(len(counts)) + counts
+                digest.update(run)
+                file.write(run)
+            file.write(digest.digest())
+            file.flush()
+            os.fsync(file.fileno())
         aside.rename(path)
 
 
-def read_counts(path: Path) -> Iterator[tuple[bytes, int]]:
+def is_counted(path: Path) -> bool:
+    """Whether an earlier attempt finished this file and all of it is still there, be it after a power failure."""
+    if not path.is_file() or (remaining := path.stat().st_size - _DIGEST_BYTES) < 0:
+        return False
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while head := file.read(_RUN.size):
-            words = file.read(_RUN.unpack(head)[0]).split(b"\xff")
+        while remaining:
+            chunk = file.read(min(remaining, 1 << 20))
+            digest.update(chunk)
+            remaining -= len(chunk)
+        return file.read() == digest.digest()
+
+
+def read_counts(path: Path) -> Iterator[tuple[bytes, int]]:
+    end = path.stat().st_size - _DIGEST_BYTES
+    with path.open("rb") as file:
+        while file.tell() < end:
+            words = file.read(_RUN.unpack(file.read(_RUN.size))[0]).split(b"\xff")
             counts = np.frombuffer(file.read(_RUN.unpack(file.read(_RUN.size))[0]), "<i8").tolist()
             yield from zip(words, counts, strict=True)
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import random
 import signal
@@ -239,18 +240,131 @@ def test_changed_settings_are_refused_unless_named(corpus: list[Path], tmp_path:
     assert (tmp_path / "other" / "thesis.txt").read_text() == "mine"
 
 
-def test_a_mistyped_path_does_not_claim_the_folder(corpus: list[Path], tmp_path: Path) -> None:
+def _prepare(out: Path, progress: Progress, *paths: Path, **options: object) -> dict[str, object]:
     from remask.commands.prepare import PrepareRun, main
     from remask.config import build_run
 
-    def prepare(path: Path) -> dict[str, object]:
-        sources = [{"name": "corpus", "paths": [str(path)]}]
-        options = {"text.sources": sources, "tokenizer.vocab_size": 300, "workers": 1}
-        return main(build_run(PrepareRun, options=options).run, tmp_path / "out", progress=Progress(quiet=True))
+    sources = [{"name": "corpus", "paths": [str(path) for path in paths]}]
+    names = {key.replace("__", "."): value for key, value in options.items()}
+    plain = {"text.sources": sources, "tokenizer.vocab_size": 300, "workers": 1}
+    return main(build_run(PrepareRun, options=plain | names).run, out, progress=progress)
 
-    with pytest.raises(MissingInputError):
-        prepare(tmp_path / "mistyped")
-    assert prepare(corpus[0])["vocab_size"] == 300
+
+@pytest.mark.parametrize("mistake", ["mistyped path", "empty corpus", "wrong column", "nothing to train on"])
+def test_a_refused_run_does_not_claim_the_folder(mistake: str, corpus: list[Path], tmp_path: Path) -> None:
+    """The corrected command works as if the mistake had not been made, and nothing lies about in between."""
+    quiet, out, work = Progress(quiet=True), tmp_path / "out", tmp_path / ".out.work"
+    (tmp_path / "empty.txt").write_text("\n\n")
+    (tmp_path / "table.csv").write_text("number,body\n1,Some text to read.\n")
+    if mistake == "mistyped path":
+        with pytest.raises(MissingInputError):
+            _prepare(out, quiet, tmp_path / "mistyped")
+    elif mistake == "nothing to train on":
+        (tmp_path / "short.txt").write_text("One short text.")
+        with pytest.raises(DataError, match="no words"):
+            _prepare(out, quiet, tmp_path / "short.txt", text__heldout_fraction=0.999999999)
+    else:
+        with pytest.raises(DataError):
+            _prepare(out, quiet, tmp_path / ("empty.txt" if mistake == "empty corpus" else "table.csv"))
+    assert not out.exists()
+    assert mistake == "nothing to train on" or not work.exists()
+    assert _prepare(out, quiet, corpus[0])["vocab_size"] == 300
+    assert not work.exists()
+
+
+def test_a_refusal_does_not_take_the_work_of_an_unfinished_run(corpus: list[Path], tmp_path: Path) -> None:
+    file, out, work = tmp_path / "text.txt", tmp_path / "out", tmp_path / ".out.work"
+    file.write_bytes(corpus[0].read_bytes())
+    process = _start(tmp_path, out, [file])
+    while process.poll() is None and len(list((work / "facts").glob("*.json"))) < 1:
+        time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    with pytest.raises(ConfigError, match="an unfinished run stands here"):
+        _prepare(out, Progress(quiet=True), file)
+    file.rename(tmp_path / "away.txt")
+    assert _start(tmp_path, out, [file]).wait(timeout=60) != 0  # say the disk is not mounted
+    (tmp_path / "away.txt").rename(file)
+    assert len(list((work / "facts").glob("*.json"))) >= 1
+    _finish(_start(tmp_path, out, [file]))
+
+
+def test_a_finished_folder_says_when_its_files_have_changed(corpus: list[Path], tmp_path: Path) -> None:
+    file, out = tmp_path / "text.txt", tmp_path / "out"
+    file.write_bytes(corpus[0].read_bytes())
+    before = _prepare(out, Progress(quiet=True), file)["fingerprint"]
+    said = io.StringIO()
+    os.utime(file, ns=(1, 1))  # a copy has other times and the same contents
+    assert _prepare(out, Progress(stream=said), file)["fingerprint"] == before
+    assert "already prepared" in said.getvalue()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+    said = io.StringIO()
+    assert _prepare(out, Progress(stream=said), file)["fingerprint"] == before
+    assert "other contents of the files of corpus" in said.getvalue()
+    assert "remove it or choose another --out" in said.getvalue()
+    assert "already prepared" not in said.getvalue()
+    file.unlink()
+    assert _prepare(out, Progress(quiet=True), file)["fingerprint"] == before
+    assert not (tmp_path / ".out.work").exists()
+
+
+@pytest.mark.parametrize("point", ["documents", "facts"])
+def test_an_edit_in_the_middle_of_a_large_file_between_kill_and_resume_is_noticed(
+    point: str, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size and its ends are as before, which is all that a fingerprint of a large file looks at."""
+    from remask.commands import prepare
+    from remask.text import build, files
+
+    monkeypatch.setattr(files, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(files, "END_BYTES", 10)
+    file, out, quiet = tmp_path / "text.txt", tmp_path / "out", Progress(quiet=True)
+    file.write_bytes(corpus[0].read_bytes())
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(*((build, "choose") if point == "documents" else (prepare, "_make_shards")), killed)
+        with pytest.raises(KeyboardInterrupt):
+            _prepare(out, quiet, file)
+    content = file.read_bytes()
+    place = content.index(b" ", len(content) // 2)
+    file.write_bytes(content[: place + 1] + b"@" + content[place + 2 :])
+    _prepare(out, quiet, file)
+    _prepare(tmp_path / "fresh", quiet, file)
+    assert _digest(out) == _digest(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "empty"])
+def test_damaged_counts_are_made_again(
+    damage: str, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from remask.commands import prepare
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    out, quiet = tmp_path / "out", Progress(quiet=True)
+    with monkeypatch.context() as patch:
+        patch.setattr("remask.tokenizer.training.merge_counts", killed)
+        with pytest.raises(KeyboardInterrupt):
+            _prepare(out, quiet, corpus[0])
+    (counts,) = (tmp_path / ".out.work" / "counts").glob("*")
+    content = bytearray(counts.read_bytes())
+    content[-50] ^= 4
+    counts.write_bytes({"cut": content[:-100], "flipped": bytes(content), "empty": b""}[damage])
+    made = []
+    run_tasks = prepare.run_tasks
+    monkeypatch.setattr(
+        prepare, "run_tasks", lambda task, items, **k: made.append(len(items)) or run_tasks(task, items, **k)
+    )
+    _prepare(out, quiet, corpus[0])
+    assert made[0] == 1
+    _prepare(tmp_path / "fresh", quiet, corpus[0])
+    assert _digest(out) == _digest(tmp_path / "fresh")
 
 
 def test_files_that_changed_after_a_kill_start_the_work_over(corpus: list[Path], tmp_path: Path) -> None:

@@ -251,7 +251,8 @@ def test_settings_of_the_source_beside_its_paths(corpus: Path, tmp_path: Path) -
     done = _remask(*words)
     assert done.returncode == 65
     assert "number, body" in done.stderr
-    done = _remask(*words, "--set", "text.sources.text_columns=[body]", "--allow-change", "text")
+    assert not (tmp_path / ".out.work").exists()
+    done = _remask(*words, "--set", "text.sources.text_columns=[body]")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["documents"] > 0
 
@@ -277,6 +278,7 @@ def test_mistakes_end_in_one_line(words: list[str], code: int, message: str, cor
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()
+    assert not (tmp_path / ".out.work").exists()
 
 
 RAY = """

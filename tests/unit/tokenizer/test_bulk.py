@@ -130,7 +130,8 @@ def test_sentences_of_any_vocabulary_start_with_their_first_word(kind: str, smal
 
 
 def test_a_space_that_is_a_token_of_its_own_starts_the_sentence_of_its_word(small_bpe: Tokenizer) -> None:
-    description = {**small_bpe.description, "normalizer": {"type": "NFC"}, "post_processor": None}
+    description = small_bpe.description
+    description |= {"normalizer": {"type": "NFC"}, "post_processor": None}
     description["model"]["merges"] = []
     tokenizer = Tokenizer(description)
     data, offsets = _block(["One a. Two b."])
