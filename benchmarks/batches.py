@@ -1,8 +1,10 @@
-"""Rows per second: our batches, read from shards, laid out and masked, beside DataCollatorForLanguageModeling.
+"""Our batches, read from shards, laid out and masked: beside a training step, and beside transformers' collator.
 
-The peer gets its rows as run_mlm.py's datasets hand them over (lists of ids with a special-tokens mask, already in
-memory) and pads and masks them; ours starts from token shards on disk. Both make the same rows of the same length,
-turn by turn in one run, in one process. Last line of `--json`: {"ratio", "peer", "ours", "unit"}.
+The first JSON line is what a batch of 32 x 128 costs as a share of the step that uses it: forward, backward and
+optimizer of roberta_small with a vocabulary of 16,384, turn by turn in this process, no worker, no prefetch; `ratio` is
+in percent. The last line is rows per second beside DataCollatorForLanguageModeling, which gets its rows as run_mlm.py's
+datasets hand them over (lists of ids with a special-tokens mask, already in memory) and pads and masks them; ours
+starts from token shards on disk. Both make the same rows of the same length, turn by turn in one process.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from remask.data.tokens import STAGE, ShardWriter
 
 VOCAB_SIZE = 16_384
 SPECIALS = (0, 1, 2, 3, VOCAB_SIZE - 1)
+
+
+STEP_ROWS, STEP_LENGTH = 32, 128
 
 
 class Vocabulary:
@@ -71,12 +76,17 @@ def main() -> None:
     parser.add_argument("--unit", default="token", choices=["token", "word", "ngram", "span"])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--seconds", type=float, default=0.2, help="of each side in each round")
+    parser.add_argument("--steps", type=int, default=8, help="training steps that are timed")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     from transformers import DataCollatorForLanguageModeling
 
     with tempfile.TemporaryDirectory() as folder:
         prepared = write_corpus(Path(folder) / "prepared", 4_000_000)
+        share = share_of_step(prepared, options.steps)
+        if not options.json:
+            print(f"a batch {share['ours']} ms, a step of roberta_small {share['peer']} ms: {share['ratio']} %")
+        print(json.dumps(share), flush=True)
         settings = DataSettings(
             length=options.length,
             masking=MaskingSettings(unit=options.unit),
@@ -110,6 +120,57 @@ def main() -> None:
     if not options.json:
         print(f"DataCollatorForLanguageModeling {result['peer']:,} rows/s, remask {result['ours']:,} rows/s")
     print(json.dumps(result))
+
+
+def share_of_step(prepared: Path, num_steps: int) -> dict[str, object]:
+    """Milliseconds of one batch and of one step of roberta_small with it, and their ratio in percent.
+
+    Every batch is made right after a step, with the caches as the network left them. The rows of many steps are looked
+    up together: a first batch, with all of that, is added by its share.
+    """
+    import torch
+
+    from remask.commands.pretrain import PretrainRun
+    from remask.config import build_run
+    from remask.model.network import build_network
+    from remask.model.settings import HeadSettings
+    from remask.objectives import Pretraining
+    from remask.train.optim import Optimizer
+    from remask.train.precision import Precision, choose_precision
+
+    words = [f"data.length={STEP_LENGTH}", f"data.batch.num_rows={STEP_ROWS}", f"data.batch.micro_rows={STEP_ROWS}"]
+    run = build_run(PretrainRun, None, words, {}, base="roberta_small").run
+    batches = open_batches(prepared, run.data, Vocabulary(), seed=1)
+    settings = run.model.model_copy(update={"vocab_size": VOCAB_SIZE})
+    network = build_network(settings, HeadSettings(masked_lm=True), 1).train()
+    optimizer, objective = Optimizer(network, run.train), Pretraining(run.objective, seed=1, sentence=False)
+    precision, _ = choose_precision(run.train.precision, torch.device("cpu"))
+    autocast = Precision(precision, torch.device("cpu")).autocast
+    makes, steps = [], []
+    cursor = batches.first_cursor()
+    for number in range(num_steps + 1):
+        began = time.perf_counter()
+        (batch,), cursor = batches.take(cursor)
+        made = time.perf_counter()
+        optimizer.zero_grad()
+        with autocast():
+            (part,) = objective(network, batch.map(torch.as_tensor), number + 1).parts.values()
+            loss = part.sum / part.count
+        loss.backward()
+        optimizer.step(1e-4)
+        makes.append(made - began)
+        steps.append(time.perf_counter() - made)
+    ours = 1000 * (statistics.median(makes[1:]) + makes[0] / batches._steps_per_window)
+    peer = 1000 * statistics.median(steps[1:])
+    return {
+        "name": f"a batch of {STEP_ROWS} x {STEP_LENGTH} as % of roberta_small's step",
+        "ratio": round(100 * ours / peer, 3),
+        "peer": round(peer, 1),
+        "ours": round(ours, 3),
+        "unit": "ms",
+        "precision": precision,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def _plain_rows(batches: object, count: int) -> list[dict[str, list[int]]]:
