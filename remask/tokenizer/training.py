@@ -18,7 +18,7 @@ import re
 import struct
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -37,7 +37,8 @@ from remask.tokenizer.settings import NUM_BYTES, NUM_SPECIALS, TokenizerSettings
 from remask.tokenizer.words import has_odd_space
 
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-BERT_ALPHABET = 1000
+BERT_ALPHABET = 1000  # characters that a WordPiece vocabulary knows at least, where it has the room
+BERT_COVERAGE = 0.9999  # of all characters of the text that it knows, where half of its room is enough for that
 SAMPLE_BYTES = 200_000  # words on which gigatoken must agree before it trains
 SAMPLE_MERGES = 300
 # Beyond this much text all counts are divided alike: the trainers want words, not counts, and hold them in memory.
@@ -370,8 +371,7 @@ def _train_wordpiece(words: list[tuple[bytes, int]], settings: TokenizerSettings
         inside.update(text[1:])
         for letter in text:
             letters[letter] += count
-    room = min(BERT_ALPHABET, (settings.vocab_size - len(BERT_SPECIALS)) // 2)
-    kept = sorted(sorted(letters, key=lambda letter: (-letters[letter], letter))[:room])
+    kept = _alphabet(letters, inside, (settings.vocab_size - len(BERT_SPECIALS)) // 2)
     library = Library(models.WordPiece(unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     trainer = trainers.WordPieceTrainer(
@@ -389,3 +389,17 @@ def _train_wordpiece(words: list[tuple[bytes, int]], settings: TokenizerSettings
     description = json.loads(library.to_str())
     description["added_tokens"] = [token for token in description["added_tokens"] if token["content"] in BERT_SPECIALS]
     return Tokenizer(description)
+
+
+def _alphabet(letters: Counter[str], inside: Collection[str], room: int) -> list[str]:
+    """The most frequent characters, sorted: a thousand, and on until they cover the text. That ends soon after for
+    European text; Chinese, where BERT's own vocabularies hold some 7,300 characters, goes on to several thousand."""
+    kept: list[str] = []
+    entries, covered, enough = 0, 0, BERT_COVERAGE * letters.total()
+    for letter in sorted(letters, key=lambda letter: (-letters[letter], letter)):
+        entries += 2 if letter in inside else 1
+        if len(kept) >= min(BERT_ALPHABET, room) and (covered >= enough or entries > room):
+            break
+        kept.append(letter)
+        covered += letters[letter]
+    return sorted(kept)

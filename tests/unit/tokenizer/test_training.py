@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -127,6 +130,47 @@ def test_wordpiece_folds_case_only_when_asked() -> None:
     kept = training.count_pieces(pieces, TokenizerSettings(kind="wordpiece", lowercase=False), False)
     assert folded == Counter({b"the": 9, b"cafe": 3})
     assert kept == Counter({b"The": 3, b"THE": 3, b"the": 3, "café".encode(): 3})
+
+
+def test_wordpiece_knows_the_characters_of_chinese_and_no_more_than_a_thousand_where_they_are_enough() -> None:
+    chinese = [(chr(0x4E00 + n).encode(), max(1, 200_000 // (n + 1))) for n in range(3000)]
+    tokenizer = training.train_tokenizer(chinese, TokenizerSettings(kind="wordpiece", vocab_size=8000), False)
+    total = sum(count for _, count in chinese)
+    ids = tokenizer.encode_batch([word.decode() for word, _ in chinese])
+    unknown = sum(count for found, (_, count) in zip(ids, chinese, strict=True) if tokenizer.unk_id in found)
+    assert unknown <= 2e-4 * total
+    small = training.train_tokenizer(chinese, TokenizerSettings(kind="wordpiece", vocab_size=1005), False)
+    assert len(small.tokens) == 505, "half of a small vocabulary stays for words"
+    european = [(chr(ord("a") + n % 26).encode() * 2, 30_000) for n in range(26)] + [
+        (word, 1) for word, _ in chinese[:1100]
+    ]
+    plain = training.train_tokenizer(european, TokenizerSettings(kind="wordpiece", vocab_size=8000), False)
+    assert sum(len(token) == 1 for token in plain.tokens) == training.BERT_ALPHABET
+
+
+WORDPIECE = """
+import random
+from collections import Counter
+from remask.tokenizer import training
+from remask.tokenizer.settings import TokenizerSettings
+settings = TokenizerSettings(kind="wordpiece", vocab_size=900)
+chance = random.Random(5)
+letters = "abcdefghijklmnopqrstuvwxyzéß山水火木金土"
+lines = [" ".join("".join(chance.choices(letters, k=chance.randrange(1, 7))) for _ in range(30)) for _ in range(60)]
+words = sorted(training.count_pieces([line.encode() for line in lines], settings, False).items())
+print(training.train_tokenizer(words, settings, False).fingerprint)
+"""
+
+
+def test_wordpiece_is_one_vocabulary_over_hash_seeds_and_threads() -> None:
+    """The words are full of ties, which the library's trainer by itself breaks in the order of a hash table."""
+    found = set()
+    for hash_seed, threads in (("1", "1"), ("2", "2"), ("3", "1"), ("4", "2")):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed, "RAYON_NUM_THREADS": threads}
+        done = subprocess.run([sys.executable, "-c", WORDPIECE], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.add(done.stdout)
+    assert len(found) == 1
 
 
 def test_a_vocabulary_is_as_large_as_the_words_allow(word_table: list[tuple[bytes, int]]) -> None:
