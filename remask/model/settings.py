@@ -101,7 +101,7 @@ class ModelSettings(Config):
     attention_kernel: Literal["auto", "products", "sdpa"] = switch(
         "auto", "explicit products (fast on CPUs) or torch's fused kernel (fast on GPUs)", effect="speed"
     )
-    unpad: bool = switch(True, "linear layers run on real tokens only", effect="speed")
+    unpad: bool = switch(True, "linear layers run on real tokens only, where a batch has much padding", effect="speed")
     init: Literal["normal", "scaled"] = switch(
         "normal",
         "normal(0, init_std); or cut at 2 deviations, with output projections divided by sqrt(2 x layers)",
