@@ -153,6 +153,18 @@ class LanguageSettings(Config):
     min_prob: float = switch(0.5, "How sure the language must be.", effect="data", samples=[0.999999], ge=0, le=1)
 
 
+# Languages with rules of their own in sentencex; a neighbour's or English ones serve the others.
+_OWN_CODES = "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk"
+_CODES = (
+    "aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en "
+    "eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu ja jv "
+    "ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na nb nd ne "
+    "ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so sq sr ss st "
+    "su sv sw ta te tg th ti tk tl tn to tr ts tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu"
+)
+OWN_ABBREVIATIONS, LANGUAGES = tuple(_OWN_CODES.split()), frozenset(_CODES.split())
+
+
 class SentenceSettings(Config):
     """Where sentences start."""
 
@@ -160,11 +172,25 @@ class SentenceSettings(Config):
         "sentencex", "By rules for some 240 languages, or only at newlines.", effect="data"
     )
     language: str = switch(
-        "en", "Whose abbreviations count; Chinese and others work with any.", effect="data", samples=["de"]
+        "en",
+        "Whose abbreviations count, as a code of two letters; Chinese and others work with any.",
+        effect="data",
+        samples=["de"],
     )
     newline: Literal["boundary", "space"] = switch(
         "boundary", "A newline ends a sentence, or is a space like any other.", effect="data"
     )
+
+    @field_validator("language")
+    @classmethod
+    def _is_known(cls, value: str) -> str:
+        # The library takes any word and goes on with English rules.
+        if value not in LANGUAGES:
+            raise ValueError(
+                f"{value!r} is no language code of two letters (ISO 639-1), such as {', '.join(OWN_ABBREVIATIONS)}, "
+                "which have abbreviations of their own"
+            )
+        return value
 
 
 class TextSettings(Config):

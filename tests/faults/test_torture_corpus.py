@@ -7,6 +7,7 @@ import bz2
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from remask.data.tokens import Tokens
 from remask.documents import one_line, read_documents
 
 TEXT = (
@@ -300,6 +302,33 @@ def test_memory_is_bounded(built) -> None:
 def test_the_same_bytes_from_two_workers(corpus, built, tmp_path: Path) -> None:
     run(settings_for(corpus[0]), tmp_path / "documents", workers=2)
     assert (tmp_path / "documents" / "manifest.json").read_bytes() == (built[0] / "manifest.json").read_bytes()
+
+
+def test_kept_and_dropped_are_read_through_the_whole_of_prepare(corpus, built, tmp_path: Path) -> None:
+    """From the command line to token shards: the same counts as of the text stage alone, and every kept document is
+    there in tokens."""
+    words = [str(corpus[0]), "--out", str(tmp_path / "out"), "--vocab-size", "400", "--workers", "1", "--json"]
+    words += ["--set", "text.sources.layout=blank", "--set", "text.heldout_fraction=0.2"]
+    done = subprocess.run(
+        [sys.executable, "-m", "remask", "prepare", *words],
+        capture_output=True, text=True, timeout=280, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    result = json.loads(done.stdout)
+    assert result["documents"] + sum(result["dropped"].values()) == result["read"]
+    expected = read_documents(built[0]).counts
+    assert {key: result[key] for key in ("read", "documents", "dropped")} == {
+        key: expected[key] for key in ("read", "documents", "dropped")
+    }
+    drops = [json.loads(line) for line in (tmp_path / "out" / "drops.jsonl").read_text().splitlines()]
+    assert Counter(drop["reason"] for drop in drops) == result["dropped"]
+    assert all(drop["place"] for drop in drops)
+    lengths = []
+    for split in ("train", "heldout"):
+        for source in Tokens.open(tmp_path / "out", split, verify=True).sources.values():
+            lengths += [int(b - a) for a, b in itertools.pairwise(source.document_offsets)]
+    assert len(lengths) == result["documents"]
+    assert min(lengths) > 0
 
 
 @pytest.mark.parametrize("choice", ["cut", "drop"])

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from remask.commands.prepare import PrepareRun
+from remask.config import build_run
+from remask.errors import ConfigError
 from remask.text.sentences import sentence_starts
-from remask.text.settings import SentenceSettings
+from remask.text.settings import LANGUAGES, OWN_ABBREVIATIONS, SentenceSettings
 
 
 def split(text: str, **settings) -> list[str]:
@@ -45,6 +48,14 @@ def test_without_rules_only_newlines_count() -> None:
 def test_the_language_decides_on_abbreviations() -> None:
     text = "Das gilt z.B. Hier und bzw. Dort."
     assert split(text, language="de") != split(text, language="en")
+
+
+@pytest.mark.parametrize("code", ["klingon", "english", "EN", "xx", ""])
+def test_a_language_that_is_none_is_refused_with_those_that_are(code: str) -> None:
+    with pytest.raises(ConfigError, match=r"text.sentences.language.*two letters.*de, el, en"):
+        build_run(PrepareRun, options={"text.sentences.language": code})
+    assert set(OWN_ABBREVIATIONS) <= LANGUAGES
+    assert len(split("你好吗？我很好。", language="zh")) == 2
 
 
 @pytest.mark.parametrize("text", ["  \n x. Y.", "x", "\t\n\n a\n \n b \n", "a.  \n", "“Yes.” \u3000\u3000No."])
