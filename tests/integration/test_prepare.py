@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import models, pre_tokenizers
 
 from remask.artifacts import open_artifact
 from remask.commands.inspect import InspectRun, rows_of, show_batch
@@ -215,6 +217,24 @@ def test_an_existing_vocabulary_and_a_run_file(prepared: tuple[Path, dict], corp
     tokenizer = load_tokenizer(tmp_path / "two" / "tokenizer")
     ids = Tokens.open(tmp_path / "two").sources["fox"].ids
     assert "\nThe fox number" in tokenizer.decode(ids[:100])
+
+
+def test_special_words_of_a_corpus_do_not_enter_shards_through_a_model_that_holds_them(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """The corpus says `</s>` and `<mask>` in every document; a Unigram vocabulary has both among its pieces."""
+    letters = sorted({letter for text in DOCUMENTS for letter in text} - {" ", "\n"} | {"▁"})
+    pieces = [(name, 0.0) for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")]
+    library = Library(models.Unigram([*pieces, *((letter, -4.0) for letter in letters)], 3))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.save(str(tmp_path / "tokenizer.json"))
+    words = ["prepare", str(corpus / "one.txt"), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    done = _remask(*words, "--set", "text.dedup.near=off", "--out", str(tmp_path / "out"), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["documents"] == 40
+    ids = Tokens.open(tmp_path / "out").sources["corpus"].ids
+    assert len(ids) > 1000
+    assert ids.min() > 4, "every character is known, so no special id has any business here"
 
 
 def test_documents_are_kept_where_asked(corpus: Path, tmp_path: Path) -> None:

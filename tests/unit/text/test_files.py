@@ -15,6 +15,7 @@ import zstandard
 
 from remask.artifacts import publish
 from remask.errors import DataError, MissingInputError
+from remask.text import files
 from remask.text.files import find_files, kind_of, open_stream
 from remask.text.records import Damaged
 from remask.text.settings import SourceSettings
@@ -140,3 +141,28 @@ def test_a_damaged_file_among_good_ones_is_one_drop(tmp_path: Path, texts, build
     (tmp_path / "b.txt.gz").write_bytes(b"no gzip at all")
     counts = build(tmp_path).counts
     assert (counts["documents"], counts["dropped"], counts["read"]) == (1, {"damaged file": 1}, 2)
+
+
+def test_fingerprints_are_of_contents_and_stamps_of_the_last_write(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(files, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(files, "END_BYTES", 10)
+    source = SourceSettings(paths=(str(tmp_path / "*.txt"),))
+    for name, middle in (("small", b"a" * 50), ("large", b"a" * 500)):
+        path = tmp_path / f"{name}.txt"
+        path.write_bytes(b"begin" * 3 + middle + b"end" * 5)
+    large, small = find_files(source, tmp_path / "spool")
+    marks = [(file.fingerprint(), file.stamp(tmp_path / "spool")) for file in (large, small)]
+    for name in ("small", "large"):
+        os.utime(tmp_path / f"{name}.txt", ns=(5, 5))
+    assert [file.fingerprint() for file in (large, small)] == [mark for mark, _ in marks], "a copy is the same"
+    assert large.stamp(tmp_path / "spool") != marks[0][1]
+    for name in ("small", "large"):
+        content = bytearray((tmp_path / f"{name}.txt").read_bytes())
+        content[30] ^= 1
+        (tmp_path / f"{name}.txt").write_bytes(content)
+    assert small.fingerprint() != marks[1][0]
+    assert large.fingerprint() == marks[0][0], "only the stamp notices this"
+    # In the spool, where every attempt writes anew, it is the other way round.
+    before = large.stamp(tmp_path)
+    os.utime(tmp_path / "large.txt", ns=(7, 7))
+    assert large.stamp(tmp_path) == before
