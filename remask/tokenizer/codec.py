@@ -83,8 +83,7 @@ class Tokenizer:
         """Ids, and per token the characters [start, end) it stands for, without the space before a word."""
         encoding = self.library_encoding(text)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-        if self.kind == "byte-bpe":
-            _trim_spaces(text, spans)
+        _trim_spaces(text, spans)
         return np.array(encoding.ids, np.int32), spans
 
     def library_encoding(self, text: str) -> tokenizers.Encoding:

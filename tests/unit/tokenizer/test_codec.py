@@ -118,7 +118,11 @@ def test_only_marked_text_reads_the_mask_and_it_takes_the_space_before_it(small_
     assert small_bpe.encode_marked("no mark").tolist() == small_bpe.encode("no mark").tolist()
 
 
-def test_offsets_are_characters_without_the_space_before_a_word(small_bpe: Tokenizer) -> None:
+@pytest.mark.parametrize("normalizer", [None, {"type": "NFC"}])
+def test_offsets_are_characters_without_the_space_before_a_word(
+    normalizer: dict[str, str] | None, small_bpe: Tokenizer
+) -> None:
+    small_bpe = Tokenizer({**small_bpe.description, "normalizer": normalizer, "post_processor": None})
     text = "The fox, 狐狸 it's"
     ids, spans = small_bpe.encode_with_offsets(text)
     assert ids.tolist() == small_bpe.encode(text).tolist()
