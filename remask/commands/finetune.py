@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import click
 from pydantic import model_validator
@@ -71,6 +71,9 @@ class FinetuneRun(Config):
         "classify", "classify, regress, multilabel, pair, ner, qa, choice, or a named one such as glue:cola"
     )
     init: str = setting("", "the model to start from: a run, a checkpoint or a Hugging Face folder")
+    pooling: Literal["model", "first", "mean"] = switch(
+        "model", "what stands for a text: as the model has it, its first token's state, or the mean", effect="math"
+    )
     init_weights: bool = switch(True, "start from its weights; false: the same network from scratch", effect="math")
     train_file: str | None = setting(None, "what to train on")
     dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
@@ -284,7 +287,8 @@ def _network(setup: Setup, seed: int) -> Network:
     from remask.model.settings import HeadSettings
 
     loaded, problem = setup.loaded, setup.problem
-    heads = HeadSettings.model_validate({**problem.head, "pooling": loaded.heads.pooling})
+    pooling = loaded.heads.pooling if setup.run.pooling == "model" else setup.run.pooling
+    heads = HeadSettings.model_validate({**problem.head, "pooling": pooling})
     if not setup.run.init_weights:
         return build_network(loaded.settings, heads, seed)
     network = loaded.network

@@ -55,9 +55,10 @@ class QuickstartRun(Config):
     max_document_bytes: int = setting(20_000, "longer texts are cut, so that a book can be held out in part", ge=100)
     heldout_fraction: float = setting(0.05, "share of the documents that is never trained on", gt=0, lt=1)
     seeds: int = setting(3, "fine-tuning runs from each start", ge=1)
-    task_passages: int = setting(1200, "passages to fine-tune and test on, most", ge=40)
-    task_epochs: float = setting(3.0, "passes over them", gt=0)
-    task_learning_rate: float = setting(5e-4, "the same from both starts", gt=0)
+    task_labels: int = setting(240, "labelled passages to fine-tune on: few, as one's own labels are", ge=40)
+    task_passages: int = setting(1200, "passages the task is drawn from, most; three in ten are for the test", ge=40)
+    task_epochs: float = setting(6.0, "passes over the labelled passages", gt=0)
+    task_learning_rate: float = setting(3e-4, "the same from both starts", gt=0)
 
 
 @dataclass
@@ -198,7 +199,14 @@ def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
     with output_errors(folder):
         folder.mkdir(exist_ok=True)
     documents = read_documents(out / "prepared" / "documents")
-    task = make_task(documents, folder, is_python_docs=not run.corpus, most=run.task_passages, seed=run.seed)
+    task = make_task(
+        documents,
+        folder,
+        is_python_docs=not run.corpus,
+        most=run.task_passages,
+        labels=run.task_labels,
+        seed=run.seed,
+    )
     if task is None:
         progress.say("fine-tuning is left out: too few documents to make a task with a test of its own")
         return None
@@ -213,6 +221,8 @@ def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
         "table.text2": "text2" if task.kind == "pair" else None,
         "table.label": "label",
         "rows.max_length": pretrain_run(run, out).model.max_length,
+        "pooling": "mean",
+        "batch.num_rows": 16,
         "train.epochs": run.task_epochs,
         "train.learning_rate": run.task_learning_rate,
         "train.eval_every": 0,  # only the last state is scored, so that nothing is chosen on the test passages

@@ -42,11 +42,13 @@ class Task:
     test: Path
 
 
-def make_task(documents: Documents, folder: Path, *, is_python_docs: bool, most: int, seed: int) -> Task | None:
+def make_task(
+    documents: Documents, folder: Path, *, is_python_docs: bool, most: int, labels: int, seed: int
+) -> Task | None:
     """Write the task's files; None where the corpus has too few documents for one."""
     found = _ordered(passages(documents, min_chars=80, max_chars=MAX_CHARS), seed)
     rows = _library_rows(found, most) if is_python_docs else _pair_rows(found, most, seed)
-    train = [row for row in rows if not row["test"]]
+    train = [row for row in rows if not row["test"]][:labels]
     test = [row for row in rows if row["test"]]
     if min(len(train), len(test)) < MIN_ROWS:
         return None

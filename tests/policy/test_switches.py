@@ -190,6 +190,7 @@ FINETUNE: dict[str, Any] = {
 FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "rows.stride": {"task": "squad1", "rows.max_length": 64, "rows.stride": 8},
     "table.bad_rows": {"train_file": "bad.jsonl"},
+    "pooling": {"pooling": "mean"},
 }
 FINETUNE_SWITCHES = [one for one in switches(finetune.FinetuneRun) if not one.key.startswith("train.")]
 

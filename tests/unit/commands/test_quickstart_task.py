@@ -55,10 +55,11 @@ def numbers(row: dict[str, str], *columns: str) -> set[str]:
 
 def test_which_library_no_module_on_both_sides(tmp_path: Path) -> None:
     places = [f"{library}.module{number}" for library in ("alpha", "beta", "gamma") for number in range(30)]
-    task = make_task(documents(tmp_path / "d", places), tmp_path, is_python_docs=True, most=400, seed=0)
+    task = make_task(documents(tmp_path / "d", places), tmp_path, is_python_docs=True, most=400, labels=100, seed=0)
     assert task is not None
     assert task.kind == "classify"
     train, test = rows(task.train), rows(task.test)
+    assert len(train) == 100
     assert not set().union(*(numbers(r, "text") for r in train)) & set().union(*(numbers(r, "text") for r in test))
     assert {row["label"] for row in train} == {row["label"] for row in test} == {"alpha", "beta", "gamma"}
     for row in train + test:
@@ -69,7 +70,7 @@ def test_which_library_no_module_on_both_sides(tmp_path: Path) -> None:
 
 def test_same_document_pairs_stay_on_their_side(tmp_path: Path) -> None:
     places = [f"file{number}.txt" for number in range(80)]
-    task = make_task(documents(tmp_path / "d", places), tmp_path, is_python_docs=False, most=300, seed=0)
+    task = make_task(documents(tmp_path / "d", places), tmp_path, is_python_docs=False, most=300, labels=100, seed=0)
     assert task is not None
     assert task.kind == "pair"
     train, test = rows(task.train), rows(task.test)
@@ -84,7 +85,7 @@ def test_same_document_pairs_stay_on_their_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize("is_python_docs", [False, True])
 def test_too_few_documents_make_no_task(tmp_path: Path, is_python_docs: bool) -> None:
     found = documents(tmp_path / "d", ["a.one", "a.two", "b.one"])
-    assert make_task(found, tmp_path, is_python_docs=is_python_docs, most=300, seed=0) is None
+    assert make_task(found, tmp_path, is_python_docs=is_python_docs, most=300, labels=100, seed=0) is None
 
 
 def test_sentences_are_held_out_with_one_word_hidden(tmp_path: Path) -> None:
