@@ -261,12 +261,15 @@ def _preflight(
         free_bytes=shutil.disk_usage(place).free,
         flops_per_second=world.size * products_per_second(choose_device(run.train.device)),
     )
+    data = batches.describe()
     if world.is_first:
         for line in preflight.lines(facts, run.train):
             progress.say(f"  {line}")
+        if data["cut_sentences"]:
+            progress.say(f"  {data['cut_sentences']:,} sentences are longer than a row of {data['length']} and cut")
         for line in preflight.warnings(facts, run.train):
             progress.warn(line)
-    return {**dataclasses.asdict(facts), "flops_per_token": facts.flops_per_token, "data": batches.describe()}
+    return {**dataclasses.asdict(facts), "flops_per_token": facts.flops_per_token, "data": data}
 
 
 def _samples(model: Network, batch: Batch, tokenizer: Tokenizer, count: int = 3, reach: int = 12) -> list[list[str]]:
