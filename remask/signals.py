@@ -43,6 +43,7 @@ def catch() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        _flag.clear()
 
 
 def ignore() -> None:

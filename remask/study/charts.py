@@ -103,7 +103,7 @@ def bar_chart(bars: Sequence[Bar], *, y_name: str, highest: float | None = None)
 
 def ticks(low: float, high: float, wanted: int = 6) -> list[float]:
     """Round numbers that cover [low, high]."""
-    if not high > low:
+    if high - low <= 1e-9 * max(abs(low), abs(high), 1e-9):  # as good as one value
         low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
     raw = (high - low) / wanted
     size = 10.0 ** math.floor(math.log10(raw))

@@ -227,7 +227,9 @@ def thin(words: list[tuple[bytes, int]], limit: int = TRAINING_BYTES) -> list[tu
 def train_tokenizer(words: list[tuple[bytes, int]], settings: TokenizerSettings, use_gigatoken: bool) -> Tokenizer:
     """From a table of words. The result may be smaller than asked where the words give no more merges."""
     if not words:
-        raise DataError("no words to train a vocabulary on: the corpus is empty after cleaning")
+        raise DataError(
+            "no words to train a vocabulary on: no document is left for training; more text, or less of it held out"
+        )
     words = thin(words)
     if settings.kind == "wordpiece":
         return _train_wordpiece(words, settings)

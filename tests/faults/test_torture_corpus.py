@@ -221,13 +221,15 @@ def web_files(make: Maker) -> Iterator[File]:
 
 
 RUNNER = """
-import json, resource, sys
+import json, sys
 from pathlib import Path
 from remask.text.build import build_documents
 from remask.text.settings import TextSettings
 settings, out = TextSettings.model_validate_json(sys.argv[1]), Path(sys.argv[2])
 build_documents(settings, out, workers=int(sys.argv[3]))
-print(json.dumps({"megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024}))
+# Not getrusage: that counts what the parent held when it forked.
+peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+print(json.dumps({"megabytes": int(peak.split()[1]) // 1024}))
 """
 
 
