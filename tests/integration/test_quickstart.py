@@ -42,7 +42,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(90):
         mine = draw.sample(things, 5)
         sentences = [
-            f"The {draw.choice(mine)} near {draw.choice(mine)} {i} was seen by {draw.choice(things)} people in {number}."
+            f"The {draw.choice(mine)} near {draw.choice(mine)} {i} was seen by {draw.choice(things)} in {number}."
             f" Nobody knew why the {draw.choice(mine)} stood there, or who had brought the {draw.choice(things)}."
             for i in range(14)
         ]
