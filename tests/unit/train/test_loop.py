@@ -173,7 +173,7 @@ def test_minutes_become_steps_that_are_stored(tmp_path: Path, monkeypatch: pytes
 
 
 def test_the_probe_leaves_weights_and_moments_alone(tmp_path: Path) -> None:
-    timed = run(tmp_path / "timed", steps=8, minutes=60.0 / 3600)
+    timed = run(tmp_path / "timed", steps=8, minutes=60.0)
     plain = run(tmp_path / "plain", steps=8)
     assert timed.step == plain.step == 8
     assert same(weights(timed), weights(plain))
