@@ -172,7 +172,8 @@ def test_minutes_become_steps_that_are_stored(tmp_path: Path, monkeypatch: pytes
     assert result.step == state["plan"]["num_steps"]
 
 
-def test_the_probe_leaves_weights_and_moments_alone(tmp_path: Path) -> None:
+def test_the_probe_leaves_weights_and_moments_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budget, "PROBE_SECONDS", 0.2)
     timed = run(tmp_path / "timed", steps=8, minutes=60.0)
     plain = run(tmp_path / "plain", steps=8)
     assert timed.step == plain.step == 8
@@ -216,11 +217,14 @@ def test_evaluations_and_checkpoints_take_a_small_share_of_the_minutes(
     assert state["plan"]["eval_every"] * 2 >= state["plan"]["num_steps"]
 
 
-def test_a_stop_during_the_probe_leaves_nothing_and_starts_afresh(tmp_path: Path) -> None:
+def test_a_stop_during_the_probe_leaves_nothing_and_starts_afresh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budget, "PROBE_SECONDS", 0.2)
     with pytest.raises(Stopped, match="before the first step"):
-        run(tmp_path, steps=8, minutes=0.05, batches=StopAt(2))
+        run(tmp_path, steps=8, minutes=60.0, batches=StopAt(2))
     assert not list((tmp_path / "checkpoints").glob("step-*"))
-    assert run(tmp_path, steps=8, minutes=0.05).step == 8
+    assert run(tmp_path, steps=8, minutes=60.0).step == 8
 
 
 def test_an_evaluation_that_is_no_number_is_logged_saved_and_read_back(tmp_path: Path) -> None:
