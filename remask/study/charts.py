@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 74, 14, 14, 44
+LEFT, RIGHT, TOP, BOTTOM = 74, 24, 14, 44
 NUM_COLOURS = 6
 
 
