@@ -48,7 +48,7 @@ class QuickstartRun(Config):
     seed: int = setting(0, "the one seed that everything random follows from", ge=0)
     corpus: tuple[str, ...] = setting((), f"files, folders or globs; none: {PYTHON_DOCS}")
     preset: str = setting("quickstart", "a file of runs/bases: network and recipe")
-    minutes: float = setting(5.0, "for pretraining; all the rest takes about as long again", gt=0)
+    minutes: float = setting(5.0, "for pretraining; the rest takes some two minutes more", gt=0)
     steps: int | None = setting(None, "pretrain for so many steps instead", ge=1)
     vocab_size: int = setting(8192, "entries of the vocabulary", ge=300)
     max_corpus_bytes: int = setting(16_000_000, "a larger corpus is sampled: more is not read in minutes", ge=1000)

@@ -9,9 +9,8 @@ means (loop), and how a folder is published (artifacts).
 from __future__ import annotations
 
 import json
-import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -193,16 +192,3 @@ def read_state(artifact: Artifact) -> dict[str, Any]:
     if state.get("version") != STATE_VERSION:
         raise DataError(f"{path}: state version {state.get('version')}, this remask reads {STATE_VERSION}")
     return state
-
-
-def identity_differences(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Where two identities differ, by dotted key."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for key in sorted({*old, *new}):
-            yield from identity_differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-    elif old != new and not _both_nan(old, new):
-        yield prefix, old, new
-
-
-def _both_nan(old: Any, new: Any) -> bool:
-    return isinstance(old, float) and isinstance(new, float) and math.isnan(old) and math.isnan(new)

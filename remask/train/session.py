@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from remask.artifacts import Artifact, open_artifact
+from remask.config import differences
 from remask.errors import ConfigError, DataError, GaveUpError
 from remask.progress import Progress
 from remask.schema import Batch, BatchSource, Objective
@@ -126,12 +127,12 @@ class Session:
         return open_artifact(Path(word), checkpoint.STAGE)
 
     def _check_identity(self, found: Artifact, state: Mapping[str, Any], allow_change: Sequence[str]) -> None:
-        differences = list(checkpoint.identity_differences(state["identity"], self._identity))
+        changed = differences(state["identity"], self._identity)
         if state["precision"]["name"] != self.precision.name:  # `auto` on another machine
-            differences.append(("train.precision", state["precision"]["name"], self.precision.name))
+            changed.append(("train.precision", state["precision"]["name"], self.precision.name))
         refused = [
             (key, before, now)
-            for key, before, now in differences
+            for key, before, now in changed
             if not any(key == word or key.startswith(f"{word}.") for word in allow_change)
         ]
         if refused:
