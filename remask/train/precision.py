@@ -2,8 +2,9 @@
 
 In: the `precision` and `device` of TrainSettings. Out: a `Precision` with an autocast context and, for fp16, a loss
 scale. On some virtual machines the first bf16 product ends the process with an illegal instruction, so every format
-but fp32 is first tried in a child process (`probe`, also used by `remask doctor`). Weights, gradients and optimizer
-state are fp32 always.
+but fp32 is first tried in a child process (`probe`, also used by `remask doctor`). What `auto` takes follows from the
+machine alone, never from a speed measured under its load of the moment: the same command gives the same model. Weights,
+gradients and optimizer state are fp32 always.
 """
 
 from __future__ import annotations
@@ -24,8 +25,6 @@ import torch
 from remask.errors import ConfigError, UnavailableError
 
 PROBE_SECONDS = 120
-# bf16 pays from this speed on; below it (emulated products) fp32 is the better answer to `auto`.
-WORTH_IT = 1.3
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -52,31 +51,26 @@ print(json.dumps({"ratio": seconds(torch.float32) / seconds(dtype)}))
 
 
 @functools.cache
-def _probe(precision: str, device: str) -> tuple[bool, str, float]:
+def probe(precision: str, device: str = "cpu") -> tuple[bool, str]:
+    """Whether products in this format work here, tried in a child process, and why not (or how fast)."""
     if device.startswith("cuda") and not torch.cuda.is_available():
-        return False, "no CUDA device", 0.0
+        return False, "no CUDA device"
     if device.startswith("mps") and not torch.backends.mps.is_available():
-        return False, "no MPS device", 0.0
+        return False, "no MPS device"
     if precision == "fp32":
-        return True, "works", 1.0
+        return True, "works"
     command = [sys.executable, "-W", "ignore", "-c", _PROBE, precision, device]
     try:
         child = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, text=True, env=dict(os.environ))
     except subprocess.TimeoutExpired:
-        return False, f"a trial product did not end within {PROBE_SECONDS} s", 0.0
+        return False, f"a trial product did not end within {PROBE_SECONDS} s"
     if child.returncode < 0:
-        return False, f"a product ends the process with {signal.Signals(-child.returncode).name} here", 0.0
+        return False, f"a product ends the process with {signal.Signals(-child.returncode).name} here"
     if child.returncode:
         last = (child.stderr.strip().splitlines() or ["no message"])[-1]
-        return False, f"a trial product failed: {last[:200]}", 0.0
+        return False, f"a trial product failed: {last[:200]}"
     ratio = float(json.loads(child.stdout.strip().splitlines()[-1])["ratio"])
-    return True, f"works, {ratio:.1f} times the speed of fp32", ratio
-
-
-def probe(precision: str, device: str = "cpu") -> tuple[bool, str]:
-    """Whether products in this format work here, tried in a child process, and why not (or how fast)."""
-    works, reason, _ = _probe(precision, device)
-    return works, reason
+    return True, f"works, {ratio:.1f} times the speed of fp32"
 
 
 def choose_device(device: str) -> torch.device:
@@ -97,8 +91,8 @@ def choose_device(device: str) -> torch.device:
 def choose_precision(precision: str, device: torch.device, used: str | None = None) -> tuple[str, str]:
     """The format to use and a word on why. A format asked for by name is used or refused, never replaced.
 
-    `used`: what this run has used so far. `auto` keeps it wherever it works, since the speed that it measures moves
-    with the load and a run must not change its format half-way.
+    `used`: what this run has used so far. `auto` keeps it wherever it works: a run that moved to another machine must
+    not change its format half-way.
     """
     if precision == "fp32":
         return "fp32", "as asked"
@@ -109,24 +103,23 @@ def choose_precision(precision: str, device: torch.device, used: str | None = No
         return precision, "as asked"
     if used is not None and probe(used, str(device))[0]:
         return used, "as this run began"
-    if device.type == "cpu" and not _cpu_has_bf16():
-        return "fp32", "this processor has no bf16 products"
-    works, reason, ratio = _probe("bf16", str(device))
-    if not works:
-        return "fp32", f"bf16 does not work here: {reason}"
-    if ratio < WORTH_IT:
-        return "fp32", f"bf16 does not pay here ({reason})"
-    return "bf16", f"bf16 {reason}"
+    if not _has_bf16(device):
+        return "fp32", f"bf16 products are not made for {'this processor' if device.type == 'cpu' else 'this device'}"
+    works, reason = probe("bf16", str(device))
+    return ("bf16", f"bf16 {reason}") if works else ("fp32", f"bf16 does not work here: {reason}")
 
 
-def _cpu_has_bf16() -> bool:
-    """Whether trying is worth two seconds; where nothing can be read, it is."""
+def _has_bf16(device: torch.device) -> bool:
+    """Whether the hardware itself multiplies bf16; emulated products would be slower than fp32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return True
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            facts = file.read(1 << 16)
+            return "bf16" in file.read(1 << 16)
     except OSError:
-        return True
-    return "bf16" in facts
+        return False
 
 
 @dataclass

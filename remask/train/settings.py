@@ -74,7 +74,7 @@ class TrainSettings(Config):
 
     # How it is computed.
     precision: Precision = switch(
-        "auto", "Of products; weights stay fp32. auto: bf16 where it works and pays.", effect="speed"
+        "auto", "Of products; weights stay fp32. auto: bf16 where the hardware has it and it works.", effect="speed"
     )
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps.")
     compile: bool = switch(False, "torch.compile the encoder.", effect="speed")
