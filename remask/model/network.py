@@ -125,6 +125,17 @@ class Network(nn.Module):
         for name, parameter in self.encoder.named_parameters():
             parameter.requires_grad_(name.startswith(tuple(learning)))
 
+    def layers_above(self, name: str) -> int:
+        """How far below the heads a parameter stands: 0 heads and last norm, 1 the top layer, ..., then embeddings. A
+        module that layers share counts where it is used last."""
+        settings = self.settings
+        part, _, rest = name.removeprefix("encoder.").partition(".")
+        if part not in ("attentions", "ffns"):
+            return settings.num_layers + 1 if part == "embeddings" else 0
+        index_of = settings.attention_index if part == "attentions" else settings.ffn_index
+        module = int(rest.partition(".")[0])
+        return settings.num_layers - max(i for i in range(settings.num_layers) if index_of(i) == module)
+
     def checkpoint_layers(self) -> None:
         """Keep only what goes in and out of a layer, and compute the inside again in the backward pass."""
         self.encoder.recompute = True

@@ -8,7 +8,8 @@ the scale that makes one learning rate serve both (0.2 sqrt(max side), arXiv 250
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,12 +29,12 @@ class Optimizer:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         assert named, "a model without trainable parameters"
         self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
-        self._parts = _build(named, settings)
+        self._parts = _build(_by_scale(model, named, settings), settings)
 
     def step(self, learning_rate: float) -> None:
         for part in self._parts:
             for group in part.param_groups:
-                group["lr"] = learning_rate
+                group["lr"] = learning_rate * group["scale"]
             part.step()
 
     def zero_grad(self) -> None:
@@ -76,34 +77,52 @@ def _is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
     return parameter.ndim == 2 and any(part.isdigit() for part in name.split("."))
 
 
-def _build(named: list[tuple[str, nn.Parameter]], settings: TrainSettings) -> list[torch.optim.Optimizer]:
+# Parameters with their names, by the share of the learning rate that they take.
+Scaled = Mapping[float, list[tuple[str, nn.Parameter]]]
+
+
+def _by_scale(model: Any, named: list[tuple[str, nn.Parameter]], settings: TrainSettings) -> Scaled:
+    """Layer-wise decay (ULMFiT, ELECTRA): every layer takes a share of the rate of the one above it."""
+    if settings.layer_decay == 1.0:
+        return {1.0: named}
+    found: dict[float, list[tuple[str, nn.Parameter]]] = {}
+    for name, parameter in named:
+        found.setdefault(settings.layer_decay ** model.layers_above(name), []).append((name, parameter))
+    return found
+
+
+def _build(scaled: Scaled, settings: TrainSettings) -> list[torch.optim.Optimizer]:
     if settings.optimizer == "muon":
-        hidden = [(n, p) for n, p in named if _is_hidden_matrix(n, p)]
-        rest = [(n, p) for n, p in named if not _is_hidden_matrix(n, p)]
+        hidden = {s: [(n, p) for n, p in named if _is_hidden_matrix(n, p)] for s, named in scaled.items()}
+        rest = {s: [(n, p) for n, p in named if not _is_hidden_matrix(n, p)] for s, named in scaled.items()}
         parts: list[torch.optim.Optimizer] = []
-        if hidden:
-            parts.append(Muon([p for _, p in hidden], momentum=settings.beta1, weight_decay=settings.weight_decay))
-        if rest:
+        if any(hidden.values()):
+            groups = [{"params": [p for _, p in named], "scale": s} for s, named in hidden.items() if named]
+            parts.append(Muon(groups, momentum=settings.beta1, weight_decay=settings.weight_decay))
+        if any(rest.values()):
             parts.append(_adamw(rest, settings))
         return parts
     if settings.optimizer == "lamb":
-        return [Lamb(_groups(named, settings), betas=(settings.beta1, settings.beta2), epsilon=settings.epsilon)]
-    return [_adamw(named, settings)]
+        return [Lamb(_groups(scaled, settings), betas=(settings.beta1, settings.beta2), epsilon=settings.epsilon)]
+    return [_adamw(scaled, settings)]
 
 
-def _groups(named: Iterable[tuple[str, nn.Parameter]], settings: TrainSettings) -> list[dict]:
-    named = list(named)
-    decayed = [p for name, p in named if decays(name, p)]
-    free = [p for name, p in named if not decays(name, p)]
-    groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": free, "weight_decay": 0.0}]
+def _groups(scaled: Scaled, settings: TrainSettings) -> list[dict]:
+    groups: list[dict] = []
+    for scale, named in scaled.items():
+        decayed = [p for name, p in named if decays(name, p)]
+        free = [p for name, p in named if not decays(name, p)]
+        groups += [
+            {"params": decayed, "weight_decay": settings.weight_decay, "scale": scale},
+            {"params": free, "weight_decay": 0.0, "scale": scale},
+        ]
     return [group for group in groups if group["params"]]
 
 
-def _adamw(named: list[tuple[str, nn.Parameter]], settings: TrainSettings) -> torch.optim.Optimizer:
-    fused = named[0][1].device.type in ("cpu", "cuda")
-    return torch.optim.AdamW(
-        _groups(named, settings), betas=(settings.beta1, settings.beta2), eps=settings.epsilon, fused=fused
-    )
+def _adamw(scaled: Scaled, settings: TrainSettings) -> torch.optim.Optimizer:
+    groups = _groups(scaled, settings)
+    fused = groups[0]["params"][0].device.type in ("cpu", "cuda")
+    return torch.optim.AdamW(groups, betas=(settings.beta1, settings.beta2), eps=settings.epsilon, fused=fused)
 
 
 class Lamb(torch.optim.Optimizer):
@@ -143,8 +162,8 @@ class Lamb(torch.optim.Optimizer):
 class Muon(torch.optim.Optimizer):
     """Momentum made orthogonal by Newton-Schulz, matrices of one shape at a time as one batch."""
 
-    def __init__(self, parameters: list[nn.Parameter], *, momentum: float, weight_decay: float) -> None:
-        super().__init__(parameters, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
+    def __init__(self, groups: list[dict], *, momentum: float, weight_decay: float) -> None:
+        super().__init__(groups, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]

@@ -71,6 +71,14 @@ class TrainSettings(Config):
     trainable_top_layers: int | None = switch(
         None, "Only this many of the top layers (and the heads) learn; null: all.", effect="math", samples=[1], ge=0
     )
+    layer_decay: float = switch(
+        1.0,
+        "Every layer's learning rate as a share of that of the layer above it; 1: all alike.",
+        effect="math",
+        samples=[0.8],
+        gt=0,
+        le=1,
+    )
 
     # How it is computed.
     precision: Precision = switch(

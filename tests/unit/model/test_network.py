@@ -176,3 +176,14 @@ def test_none_of_the_layers_learn() -> None:
     network = build_network(ModelSettings(**SMALL), HeadSettings(masked_lm=True), seed=1)
     network.train_top_layers(0)
     assert all(name.startswith("heads.") for name, p in network.named_parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("sharing, expected", [("none", {0: 3, 1: 2, 2: 1}), ("all", {0: 1})])
+def test_layers_above_count_from_the_heads_down(sharing: str, expected: dict[int, int]) -> None:
+    network = build_network(ModelSettings(**SMALL, sharing=sharing, norm="pre"), EVERY_HEAD, 0)  # type: ignore[arg-type]
+    found = {name: network.layers_above(name) for name, _ in network.named_parameters()}
+    assert {found[f"encoder.attentions.{i}.qkv.weight"] for i in expected} == set(expected.values())
+    for module, above in expected.items():
+        assert found[f"encoder.ffns.{module}.up.bias"] == above
+    assert found["encoder.embeddings.tokens.weight"] == 4
+    assert found["encoder.norm.weight"] == found["heads.classifier.weight"] == found["heads.pooler.dense.bias"] == 0

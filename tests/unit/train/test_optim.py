@@ -158,3 +158,24 @@ def test_the_average_follows_and_swaps_back_bit_for_bit() -> None:
     early = Average(Net(), 0.999)
     early.update(net, 1)  # (1 + 1) / (10 + 1): the start fades soon
     torch.testing.assert_close(early.weights["norm.weight"], start + 9 / 11)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon"])
+def test_layer_decay_scales_the_rate_of_a_layer_by_what_stands_above_it(optimizer: str) -> None:
+    """The same gradients move a parameter k layers down by 0.5 ** k as much, and resume as ever."""
+
+    class Deep(Net):
+        def layers_above(self, name: str) -> int:
+            return {"tokens": 3, "blocks.0": 2, "blocks.1": 1, "norm": 0}[name.rpartition(".")[0]]
+
+    moved = []
+    for layer_decay in (1.0, 0.5):
+        net = Deep()
+        made = Optimizer(net, TrainSettings(optimizer=optimizer, layer_decay=layer_decay))  # type: ignore[arg-type]
+        before = {name: p.detach().clone() for name, p in net.named_parameters()}
+        give_gradients(net, 1)
+        made.step(0.01)
+        moved.append({name: p.detach() - before[name] for name, p in net.named_parameters()})
+        made.load({name: tensor.clone() for name, tensor in made.state().items()})
+    for name, whole in moved[0].items():
+        torch.testing.assert_close(moved[1][name], whole * 0.5 ** net.layers_above(name), rtol=1e-3, atol=1e-7)
