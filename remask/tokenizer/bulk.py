@@ -9,7 +9,7 @@ of vocabulary. Not here: files and processes (commands/prepare.py), and the rule
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -22,12 +22,10 @@ from remask.tokenizer import words
 from remask.tokenizer.codec import Tokenizer
 
 Newlines = Literal["none", "token", "space"]
-BLOCK_BYTES = 4_000_000  # encoded at a time
+BLOCK_BYTES = 1_000_000  # encoded at a time: small enough for the arrays to stay in the cache
 MIN_PORTION_BYTES, MAX_PORTION_BYTES = 4_000_000, 64_000_000  # of a task, and of a token shard
 MAX_WORDS_SEEN = 400_000  # about 100 MB
 _SPACES = b"\t\n\x0b\x0c\r "
-_IS_SPACE = np.zeros(256, bool)
-_IS_SPACE[list(_SPACES)] = True
 
 
 @dataclass(frozen=True)
@@ -98,9 +96,9 @@ class WordTable:
         self._tokenizer = tokenizer
         self._seen: dict[str, bytes] = {}
 
-    def encode(self, pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, data: bytes, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all pieces, one after the other, and how many each has."""
-        texts = [piece.decode() for piece in pieces]
+        texts = [piece.decode() for piece in _slices(data, begins, ends)]
         cut = [[text] if words.has_odd_space(text) else text.replace(" ", "\n ").split("\n") for text in texts]
         if len(self._seen) > MAX_WORDS_SEEN:
             self._seen.clear()
@@ -122,29 +120,47 @@ class Gigatoken:
         self._tokenizer = gigatoken.Tokenizer.from_json(tokenizer.without_added_tokens())
         self._newline = int(tokenizer.encode("\n")[0])
 
-    def encode(self, pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+    def encode(self, data: bytes, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """One call for many pieces with newlines between them: where no white space touches it, a newline is a
         pre-token of its own and changes nothing before or after it."""
-        joined = b"\n".join(pieces)
-        if joined.count(b"\n") == len(pieces) - 1 and not any(map(_has_space_at_an_end, pieces)):
+        if not len(begins):
+            return np.zeros(0, np.uint32), np.zeros(0, np.int64)
+        text = np.frombuffer(data, np.uint8)
+        # Lines that follow each other in the data stand there as they are wanted here.
+        apart = np.flatnonzero((begins[1:] != ends[:-1] + 1) | (text[ends[:-1]] != 10))
+        runs = _slices(data, begins[np.append(0, apart + 1)], ends[np.append(apart, len(ends) - 1)])
+        joined = b"\n".join(runs)
+        if joined.count(b"\n") == len(begins) - 1 and not _any_space_at_an_end(text, begins, ends):
             ids = self._tokenizer.encode(joined)
             breaks = np.flatnonzero(ids == self._newline)
             counts = np.diff(breaks, prepend=-1, append=len(ids)) - 1
             return np.delete(ids, breaks), counts
-        parts = [self._tokenizer.encode(piece) for piece in pieces]
+        parts = [self._tokenizer.encode(piece) for piece in _slices(data, begins, ends)]
         return np.concatenate([np.zeros(0, np.uint32), *parts]), np.array([len(part) for part in parts], np.int64)
 
 
-def _has_space_at_an_end(piece: bytes) -> bool:
-    """Whether a piece is empty or may begin or end with white space, as Unicode has it."""
-    if not piece or piece[0] in _SPACE_BEGINS or piece[-1] in _SPACE_ENDS:
-        text = piece[:4].decode(errors="ignore") + "." + piece[-6:].decode(errors="ignore")
-        return len(text) < 3 or text[0] in words.WHITE or text[-1] in words.WHITE
+def _any_space_at_an_end(text: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> bool:
+    """Whether a piece is empty or begins or ends with white space, as Unicode has it."""
+    if np.any(begins >= ends):
+        return True
+    maybe = np.flatnonzero(_SPACE_BEGINS[text[begins]] | _SPACE_ENDS[text[ends - 1]])
+    for begin, end in zip(begins[maybe].tolist(), ends[maybe].tolist(), strict=True):
+        first = text[begin : min(begin + 4, end)].tobytes().decode(errors="ignore")
+        last = text[max(begin, end - 6) : end].tobytes().decode(errors="ignore")
+        if not first or not last or first[0] in words.WHITE or last[-1] in words.WHITE:
+            return True
     return False
 
 
-_SPACE_BEGINS = frozenset(character.encode()[0] for character in words.WHITE)
-_SPACE_ENDS = frozenset(character.encode()[-1] for character in words.WHITE)
+def _bytes_table(values: Iterable[int]) -> np.ndarray:
+    table = np.zeros(256, bool)
+    table[list(values)] = True
+    return table
+
+
+_IS_SPACE = _bytes_table(_SPACES)
+_SPACE_BEGINS = _bytes_table(character.encode()[0] for character in words.WHITE)
+_SPACE_ENDS = _bytes_table(character.encode()[-1] for character in words.WHITE)
 
 
 @lru_cache(maxsize=1)
@@ -155,8 +171,9 @@ def _gigatoken(tokenizer: Tokenizer) -> Gigatoken:
 
 def agrees(tokenizer: Tokenizer, pieces: Sequence[bytes]) -> bool:
     """Whether gigatoken gives these pieces the ids that the tokenizers library gives them."""
+    ends = np.cumsum([len(piece) + 1 for piece in pieces], dtype=np.int64) - 1
     try:
-        ids, counts = _gigatoken(tokenizer).encode(pieces)
+        ids, counts = _gigatoken(tokenizer).encode(b"\n".join(pieces), ends - [len(piece) for piece in pieces], ends)
     except Exception:  # another library's panic of any kind, or its absence, means: do not use it
         return False
     expected = tokenizer.encode_batch([piece.decode() for piece in pieces])
@@ -186,10 +203,9 @@ class BlockEncoder:
             data = data.replace(b"\n", b" ")
         text = np.frombuffer(data, np.uint8)
         begins, ends = cut_pieces(text, offsets, self._newlines)
-        pieces = _slices(data, begins, ends)
         if self.tokenizer.kind != "byte-bpe":
-            return self._by_library(pieces, begins, offsets, sentences, text)
-        ids, counts = self._pieces.encode(pieces)
+            return self._by_library(_slices(data, begins, ends), begins, offsets, sentences, text)
+        ids, counts = self._pieces.encode(data, begins, ends)
         firsts = np.cumsum(counts) - counts
         lengths = self._lengths[ids]
         ahead = np.cumsum(lengths)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import orjson
 import tokenizers
 
 from remask import artifacts
@@ -143,8 +144,8 @@ class Tokenizer:
 
     def without_added_tokens(self) -> str:
         """A tokenizer.json for which every text is just text."""
-        description = json.loads(self._encoder_json)
-        return json.dumps({**description, "added_tokens": [], "post_processor": None}, ensure_ascii=False)
+        description = orjson.loads(self._encoder_json)
+        return orjson.dumps({**description, "added_tokens": [], "post_processor": None}).decode()
 
     @cached_property
     def fingerprint(self) -> str:

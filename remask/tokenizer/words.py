@@ -42,8 +42,6 @@ _BARE_RANGES = (
     (0x1AFF0, 0x1B16F),  # kana
     (0x20000, 0x3FFFF),  # Han
 )
-# Where Unicode has letters, marks and numbers.
-_ASSIGNED = ((0, 0xD800), (0xF900, 0x20000), (0x20000, 0x34000), (0xE0000, 0xE0200))
 # Spaces that may not be cut at: only single plain ones between words are sure to start a pre-token.
 _ODD_SPACE = re.compile(r"\s\s|[^\S ]|^ | $")
 _CONTRACTIONS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")
@@ -54,27 +52,26 @@ def character_class(character: str) -> int:
     if character in WHITE:
         return SPACE
     category = unicodedata.category(character)[0]
+    if category not in "LM":
+        return NUMBER if category == "N" else OTHER
     bare = any(low <= ord(character) <= high for low, high in _BARE_RANGES)
     if category == "L":
         return BARE if bare else LETTER
-    if category == "M":
-        return BARE_MARK if bare else MARK
-    return NUMBER if category == "N" else OTHER
+    return BARE_MARK if bare else MARK
 
 
-@lru_cache(maxsize=1)
-def _class_table() -> np.ndarray:
-    """Class by code point; surrogates, which no valid text holds, are OTHER."""
-    kinds = {"L": LETTER, "M": MARK, "N": NUMBER}
-    table = np.full(0x110000, OTHER, np.uint8)
-    for low, high in _ASSIGNED:
-        table[low:high] = [kinds.get(unicodedata.category(chr(code))[0], OTHER) for code in range(low, high)]
-    for low, high in _BARE_RANGES:
-        part = table[low : high + 1]
-        part[part == LETTER] = BARE
-        part[part == MARK] = BARE_MARK
-    table[[ord(character) for character in WHITE]] = SPACE
-    return table
+# Class by code point, looked up a page of 256 at a time as texts need them: all of Unicode would take a worker longer
+# to list than to encode a few megabytes.
+_CLASSES = np.full(0x110000, OTHER, np.uint8)
+_PAGE_IS_KNOWN = np.zeros(0x1100, bool)
+
+
+def _class_of_codes(codes: np.ndarray) -> np.ndarray:
+    pages = np.bincount(codes >> 8, minlength=len(_PAGE_IS_KNOWN)) > 0
+    for page in np.flatnonzero(pages & ~_PAGE_IS_KNOWN).tolist():
+        _CLASSES[page << 8 : (page + 1) << 8] = [character_class(chr(page << 8 | low)) for low in range(256)]
+        _PAGE_IS_KNOWN[page] = True
+    return _CLASSES[codes]
 
 
 def has_odd_space(text: str) -> bool:
@@ -257,7 +254,7 @@ def _classes_at(text: np.ndarray, places: np.ndarray) -> np.ndarray:
     code = np.where(at[0] < 0x80, at[0], (at[0] & 0x1F) << 6 | low[1])
     code = np.where(at[0] >= 0xE0, (at[0] & 0x0F) << 12 | low[1] << 6 | low[2], code)
     code = np.where(at[0] >= 0xF0, (at[0] & 0x07) << 18 | low[1] << 12 | low[2] << 6 | low[3], code)
-    return _class_table()[np.minimum(code, 0x10FFFF)]
+    return _class_of_codes(np.minimum(code, 0x10FFFF))
 
 
 def _contractions(

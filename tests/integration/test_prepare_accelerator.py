@@ -44,9 +44,9 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     calls: Counter[str] = Counter()
     encode, merges = bulk.Gigatoken.encode, training.gigatoken_merges
 
-    def counted_encode(self: bulk.Gigatoken, pieces: Any) -> Any:
+    def counted_encode(self: bulk.Gigatoken, *pieces: Any) -> Any:
         calls["encode"] += 1
-        return encode(self, pieces)
+        return encode(self, *pieces)
 
     def counted_merges(words: Any, vocab_size: int) -> Any:
         calls["train"] += 1
