@@ -260,6 +260,13 @@ def _preflight(
         checkpoint_bytes=12 * parameters,
         free_bytes=shutil.disk_usage(place).free,
         flops_per_second=world.size * products_per_second(choose_device(run.train.device)),
+        planned_tokens=batches.tokens_in(num_steps) if num_steps else 0.0,
+        planned_passes=batches.passes_in(num_steps) if num_steps else 0.0,
+        first_rows=run.data.batch.ramp_from,
+        growing_share=run.data.batch.ramp_steps,
+        short_length=run.data.short_length if run.data.short_steps else None,
+        short_share=run.data.short_steps,
+        length=run.data.length,
     )
     data = batches.describe()
     if world.is_first:

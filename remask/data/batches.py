@@ -24,6 +24,7 @@ from remask.data.evaluation import evaluation_batches, evaluation_length, is_com
 from remask.data.examples import Recipe
 from remask.data.index import open_index
 from remask.data.masking import Masker, rate_at
+from remask.data.ramp import Ramp
 from remask.data.rows import Vocabulary, padded_width
 from remask.data.settings import DataSettings
 from remask.data.tokens import Tokens
@@ -33,6 +34,7 @@ from remask.schema import Batch
 __all__ = ["Batches", "evaluation_batches", "is_comparable", "masked_bytes", "open_batches", "word_batches"]
 
 _LOOKUP_ROWS = 4096
+_NOMINAL_STEPS = 100_000  # of a run whose parts are timed before its length is known
 _WINDOW_STEPS = 16  # token batches are cut from windows of about this many steps, or some more
 
 
@@ -52,6 +54,7 @@ class Batches:
     ) -> None:
         self.settings, self._vocabulary, self.phases = settings, vocabulary, list(phases)
         self._seed, self._rank, self._world_size, self._total_steps = seed, rank, world_size, total_steps
+        self._ramp = Ramp(settings.batch, total_steps)
         self._windows: OrderedDict[tuple[bool, int], list[Chosen]] = OrderedDict()
         self._lock = Lock()
 
@@ -131,12 +134,16 @@ class Batches:
             return self._windows[key]
 
     def _cut_by_rows(self, phase: Corpus, window: int) -> list[Chosen]:
-        steps, num_rows = self._steps_per_window, self.settings.batch.num_rows
-        chosen = phase.choose(np.arange(window * steps * num_rows, (window + 1) * steps * num_rows))
+        steps, first = self._steps_per_window, self._first_step(phase)
+        begin = first + window * steps
+        num_rows = np.array([self._ramp.rows(step) for step in range(begin, begin + steps)])
+        start = self._ramp.before(begin) - self._ramp.before(first)
+        chosen = phase.choose(np.arange(start, start + int(num_rows.sum())))
         if self.settings.batch.bucket_steps == 1:
-            return [chosen.take(slice(at, at + num_rows)) for at in range(0, steps * num_rows, num_rows)]
-        by_size = np.argsort(chosen.sizes, kind="stable").reshape(steps, num_rows)
-        return [chosen.take(at) for at in by_size[self._shuffled(phase, window, steps)]]
+            return [chosen.take(at) for at in np.split(np.arange(len(chosen.rows)), np.cumsum(num_rows)[:-1])]
+        place = self._shuffled(phase, window, steps)  # of each step among the parts of the sorted rows
+        parts = np.split(np.argsort(chosen.sizes, kind="stable"), np.cumsum(num_rows[np.argsort(place)])[:-1])
+        return [chosen.take(parts[at]) for at in place]
 
     def _cut_by_tokens(self, phase: Corpus, window: int) -> list[Chosen]:
         """Batches of nearly equal numbers of tokens, as near to num_tokens as a whole number of them allows."""
@@ -204,7 +211,7 @@ class Batches:
 
     @property
     def tokens_per_step(self) -> float:
-        """Marks included, padding not; of the full row length."""
+        """Marks included, padding not; of the full row length and the full batch."""
         batch = self.settings.batch
         return float(batch.num_tokens or batch.num_rows * self.phases[-1].mean_size)
 
@@ -212,6 +219,48 @@ class Batches:
     def steps_per_epoch(self) -> float:
         """Steps after which every source was seen once, on the average over sources."""
         return self.num_examples * self.phases[-1].mean_size / self.tokens_per_step
+
+    def tokens_in(self, num_steps: int) -> float:
+        """About how many tokens a run of so many steps reads, its short rows and its growing batch counted."""
+        return sum(num_rows * phase.mean_size for phase, num_rows in self._rows_in(num_steps))
+
+    def passes_in(self, num_steps: int) -> float:
+        """How often such a run reads everything, in rows of either length."""
+        return sum(num_rows / phase.num_examples for phase, num_rows in self._rows_in(num_steps))
+
+    def _rows_in(self, num_steps: int) -> list[tuple[Corpus, float]]:
+        """Rows of each length that such a run reads."""
+        source = self.with_steps(num_steps)
+        short = source._short_steps if len(self.phases) > 1 else 0
+        if (num_tokens := self.settings.batch.num_tokens) is not None:
+            parts = ((self.phases[0], short), (self.phases[-1], num_steps - short))
+            return [(phase, steps * num_tokens / phase.mean_size) for phase, steps in parts]
+        before = source._ramp.before(short)
+        return [(self.phases[0], before), (self.phases[-1], source._ramp.before(num_steps) - before)]
+
+    def stretches(self) -> list[tuple[float, Batches, Batches]]:
+        """A run cut where the cost of a step begins to move otherwise: (share of the steps, batches that are all as at
+        the start of the stretch, batches as at its end). Within one, rows have one length and the batch grows evenly or
+        not at all."""
+        settings, steps = self.settings, _NOMINAL_STEPS
+        shares = [settings.short_steps, settings.batch.ramp_steps if settings.batch.ramp_from else 0.0, 1.0]
+        ends = sorted({round(share * steps) for share in shares} - {0})
+        run = self.with_steps(steps)
+        kinds: dict[tuple[bool, int], Batches] = {}
+        found, begin = [], 0
+        for end in ends:
+            first, last = (kinds.setdefault(*run._all_like(step)) for step in (begin, end - 1))
+            found.append(((end - begin) / steps, first, last))
+            begin = end
+        return found
+
+    def _all_like(self, step: int) -> tuple[tuple[bool, int], Batches]:
+        """Batches that are all of the kind of this step (one row length, one size), under a key of that kind."""
+        phase, num_rows = self._phase_at(step), self._ramp.rows(step)
+        batch = self.settings.batch.model_copy(update={"num_rows": num_rows, "ramp_from": None})
+        settings = self.settings.model_copy(update={"batch": batch, "short_steps": 0.0})
+        world = {"seed": self._seed, "rank": self._rank, "world_size": self._world_size}
+        return (phase.is_short, num_rows), Batches(settings, self._vocabulary, [phase], total_steps=None, **world)
 
     def describe(self) -> dict[str, Any]:
         """Counts for reports: examples, mean row length, sentences that were cut, pairs; and the rows of evaluations.
@@ -258,7 +307,7 @@ class Batches:
     def _before_pass(self, epoch: int) -> tuple[dict[str, Any], Fraction]:
         """A cursor at or before a pass and how many passes were read until there; the last such where that is known."""
         num_rows, size = self.settings.batch.num_rows, self.num_examples
-        if self.settings.batch.num_tokens is not None or len(self.phases) > 1:
+        if self.settings.batch.num_tokens is not None or self.settings.batch.ramp_from or len(self.phases) > 1:
             return self.first_cursor(), Fraction()
         step = epoch * size // num_rows
         return {"step": step}, Fraction(step * num_rows, size)
@@ -266,7 +315,7 @@ class Batches:
     def _skip(self, cursor: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """How many rows the step at the cursor reads, and the next cursor."""
         if self.settings.batch.num_tokens is None:
-            return self.settings.batch.num_rows, {"step": cursor["step"] + 1}
+            return self._ramp.rows(cursor["step"]), {"step": cursor["step"] + 1}
         chosen, following = self.plan(cursor)
         return len(chosen.rows), following
 
@@ -331,8 +380,9 @@ def open_batches(
 
 def _check(settings: DataSettings, world_size: int) -> None:
     batch = settings.batch
-    if batch.num_tokens is None and batch.num_rows % world_size:
-        raise ConfigError(f"data.batch.num_rows = {batch.num_rows}: cannot be dealt evenly to {world_size} ranks")
+    name = "num_rows" if batch.ramp_from is None else "ramp_from"
+    if batch.num_tokens is None and (num_rows := getattr(batch, name)) % world_size:
+        raise ConfigError(f"data.batch.{name} = {num_rows}: cannot be dealt evenly to {world_size} ranks")
     # Batches of tokens may be a little smaller than asked, and every rank needs a row.
     least = -(-settings.length * world_size * _WINDOW_STEPS // (_WINDOW_STEPS - 1))
     if batch.num_tokens is not None and batch.num_tokens < least:

@@ -69,6 +69,16 @@ class BatchSettings(Config):
         samples=[4096],
         ge=1,
     )
+    ramp_from: int | None = switch(
+        None,
+        "Rows of the first steps; the batch grows by as many at a time up to num_rows; null: it does not grow",
+        effect="data",
+        samples=[2],
+        ge=1,
+    )
+    ramp_steps: float = switch(
+        0.1, "Share of the steps, from the first, in which it grows", effect="data", samples=[0.5], gt=0, le=1
+    )
     micro_rows: int = switch(
         32, "Rows of full length per forward pass; the step's gradient is the same", effect="speed", samples=[4], ge=1
     )
@@ -79,6 +89,16 @@ class BatchSettings(Config):
     pad: Literal["longest", "length"] = switch(
         "longest", "Pad to the longest row of the micro-batch, or always to the full length", effect="speed"
     )
+
+    @model_validator(mode="after")
+    def _growing(self) -> BatchSettings:
+        if self.ramp_from is not None and self.num_tokens is not None:
+            raise ValueError("ramp_from goes with a number of rows a step, not with num_tokens")
+        if self.ramp_from is not None and self.num_rows % self.ramp_from:
+            raise ValueError(
+                f"ramp_from {self.ramp_from} must divide num_rows {self.num_rows}: every stair adds as many"
+            )
+        return self
 
 
 class EvaluationSettings(Config):

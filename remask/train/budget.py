@@ -43,12 +43,27 @@ def planned_steps(settings: TrainSettings, batches: Any) -> int | None:
     if settings.steps is not None:
         found.append(settings.steps)
     if settings.tokens is not None:
-        found.append(max(1, round(settings.tokens / batches.tokens_per_step)))
+        found.append(_steps_for(settings.tokens, batches.tokens_per_step, getattr(batches, "tokens_in", None)))
     if settings.epochs is not None:
-        found.append(max(1, math.ceil(settings.epochs * batches.steps_per_epoch)))
+        found.append(_steps_for(settings.epochs, 1 / batches.steps_per_epoch, getattr(batches, "passes_in", None)))
     if not found and settings.minutes is None:
         raise ConfigError("train: say how long: steps, tokens, epochs or minutes (for instance --steps 1000)")
     return min(found) if found else None
+
+
+def _steps_for(wanted: float, per_step: float, done_in: Callable[[int], float] | None) -> int:
+    """The fewest steps that reach what is wanted. `done_in`: how far a run of so many steps comes, from sources whose
+    first steps are smaller; their full steps do `per_step`, so it takes at least as many as of those."""
+    least = max(1, math.ceil(wanted / per_step - 1e-9))
+    if done_in is None or done_in(least) >= wanted:
+        return least
+    most = least
+    while done_in(most) < wanted:
+        least, most = most, 2 * most
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (middle, most) if done_in(middle) < wanted else (least, middle)
+    return most
 
 
 def for_steps(batches: Any, num_steps: int) -> BatchSource:
@@ -108,8 +123,20 @@ def _plan_in_time(run: Session, batches: BatchSource, evaluate: Evaluate | None,
     return Plan.spread(steps, *numbers)
 
 
-def _seconds_per_step(run: Session, batches: BatchSource, at_most: float) -> float:
+def _seconds_per_step(run: Session, batches: Any, at_most: float) -> float:
+    """The mean over a run. Where rows get longer or batches grow, the ends of every stretch are timed: between them the
+    cost of a step moves evenly."""
+    stretches = batches.stretches() if hasattr(batches, "stretches") else [(1.0, batches, batches)]
     before = {name: tensor.clone() for name, tensor in run.optimizer.state().items()}
+    sources = {id(source): source for _, *ends in stretches for source in ends}
+    seconds = {key: _timed(run, source, at_most / len(sources)) for key, source in sources.items()}
+    run.optimizer.zero_grad()
+    run.optimizer.load(before)  # the weights did not move; the moments did
+    return sum(share * (seconds[id(first)] + seconds[id(last)]) / 2 for share, first, last in stretches)
+
+
+def _timed(run: Session, batches: BatchSource, at_most: float) -> float:
+    """Seconds of one step, by some steps with a learning rate of zero."""
     cursor = batches.first_cursor()
     started = counted_from = time.monotonic()
     done = 0
@@ -124,7 +151,4 @@ def _seconds_per_step(run: Session, batches: BatchSource, at_most: float) -> flo
         if math.isfinite(step.grad_norm):
             run.optimizer.step(0.0)
         done += 1
-    per_step = (time.monotonic() - counted_from) / (done - WARM_STEPS)
-    run.optimizer.zero_grad()
-    run.optimizer.load(before)  # the weights did not move; the moments did
-    return per_step
+    return (time.monotonic() - counted_from) / (done - WARM_STEPS)

@@ -37,6 +37,13 @@ class Facts:
     checkpoint_bytes: int
     free_bytes: int
     flops_per_second: float | None = None
+    planned_tokens: float = 0.0  # over the run, and
+    planned_passes: float = 0.0  # over the data: fewer than num_steps full steps would read where the batch grows
+    first_rows: int | None = None  # a step, where the batch grows over `growing_share` of the steps
+    growing_share: float = 0.0
+    short_length: int | None = None  # of the rows in the first `short_share` of the steps
+    short_share: float = 0.0
+    length: int = 0
 
     @property
     def flops_per_token(self) -> float:
@@ -69,9 +76,17 @@ def lines(facts: Facts, settings: TrainSettings) -> list[str]:
     if facts.num_steps is None:
         found.append(f"data: {rows}; {facts.steps_per_epoch:,.0f} steps a pass; {settings.minutes:g} minutes")
     else:
-        tokens = facts.num_steps * facts.tokens_per_step
-        epochs = facts.num_steps / facts.steps_per_epoch
-        found.append(f"data: {rows}; {facts.num_steps:,} steps = {_million(tokens)} tokens = {epochs:.2f} passes")
+        read = f"{_million(facts.planned_tokens)} tokens = {facts.planned_passes:.2f} passes"
+        found.append(f"data: {rows}; {facts.num_steps:,} steps = {read}")
+    if facts.first_rows is not None:
+        found.append(
+            f"batch: grows from {facts.first_rows:,} to {facts.rows_per_step:,.0f} rows in the first "
+            f"{facts.growing_share:.0%} of the steps"
+        )
+    if facts.short_length is not None:
+        found.append(
+            f"rows: {facts.short_length} tokens in the first {facts.short_share:.0%} of the steps, then {facts.length}"
+        )
     found.append(
         f"learning rate: {settings.learning_rate:g} by {settings.optimizer}, {settings.schedule}; the paper's rule for "
         f"the base size says {paper_rate(facts.tokens_per_step):.1e} at this batch; smaller networks bear more"
@@ -79,7 +94,7 @@ def lines(facts: Facts, settings: TrainSettings) -> list[str]:
     disk = f"{(settings.keep_checkpoints + 1) * facts.checkpoint_bytes / 1e9:.2f} GB of disk for checkpoints"
     found.append(f"needs about {facts.memory_bytes / 1e9:.1f} GB of memory and {disk}")
     if facts.num_steps is not None and facts.flops_per_second:
-        seconds = facts.num_steps * facts.tokens_per_step * facts.flops_per_token / facts.flops_per_second
+        seconds = facts.planned_tokens * facts.flops_per_token / facts.flops_per_second
         found.append(f"takes about {duration(seconds)} on this machine (from its speed at matrix products; rough)")
     return found
 
@@ -95,11 +110,11 @@ def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
     if facts.post_norm and settings.warmup == 0:
         found.append("norm: post without a warmup is known to diverge; train.warmup=0.06 is a good start")
     if facts.num_steps is not None:
-        epochs = facts.num_steps / facts.steps_per_epoch
+        epochs = facts.planned_passes
         if epochs > MANY_EPOCHS:
             found.append(
                 f"the corpus is small for {facts.num_steps:,} steps: every passage would be read {epochs:,.0f} times; "
-                f"{max(1, int(MANY_EPOCHS * facts.steps_per_epoch)):,} steps or more text would serve better"
+                f"{max(1, int(facts.num_steps * MANY_EPOCHS / epochs)):,} steps or more text would serve better"
             )
         if warmup_steps(settings, facts.num_steps) >= facts.num_steps:
             found.append(f"the warmup ({settings.warmup:g} steps) does not end within {facts.num_steps:,} steps")

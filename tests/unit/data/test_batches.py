@@ -13,7 +13,8 @@ import pytest
 
 from remask.config import dump
 from remask.data.batches import Batches, open_batches
-from remask.data.settings import DataSettings
+from remask.data.ramp import Ramp
+from remask.data.settings import BatchSettings, DataSettings
 from remask.errors import ConfigError, DataError
 from remask.schema import Batch
 
@@ -87,6 +88,7 @@ def test_every_example_once_a_pass_and_source(prepared: Path, vocabulary: Any, c
         assert seen[source, 0] != seen[source, 1]
 
 
+RAMP = {"batch__num_rows": 16, "batch__ramp_from": 4, "batch__ramp_steps": 0.5}
 TOKEN_BATCHES = {"batch__num_tokens": 300, "format": "doc-sentences"}
 
 
@@ -98,16 +100,19 @@ TOKEN_BATCHES = {"batch__num_tokens": 300, "format": "doc-sentences"}
         TOKEN_BATCHES,
         {**TOKEN_BATCHES, "batch__bucket_steps": 4},
         {"masking__unit": "span"},
+        RAMP,
+        {**RAMP, "batch__bucket_steps": 4, "format": "doc-sentences"},
     ],
     ids=str,
 )
 def test_ranks_and_micro_batches_change_nothing(prepared: Path, vocabulary: Any, changes: dict[str, Any]) -> None:
-    plain = run(open_batches(prepared, settings_of(**changes), vocabulary, seed=1), 12)
+    plain = run(open_batches(prepared, settings_of(**changes), vocabulary, seed=1, total_steps=12), 12)
     wanted = [sorted(rows_of(step)) for step in plain]
     for world_size, micro_rows, pad_multiple in ((1, 1, 1), (2, 1, 8), (2, 3, 8), (4, 2, 32), (4, 1, 8)):
         changed = settings_of(**changes, batch__micro_rows=micro_rows, batch__pad_multiple=pad_multiple)
+        world = {"world_size": world_size, "total_steps": 12}
         ranks = [
-            run(open_batches(prepared, changed, vocabulary, seed=1, rank=rank, world_size=world_size), 12)
+            run(open_batches(prepared, changed, vocabulary, seed=1, rank=rank, **world), 12)
             for rank in range(world_size)
         ]
         for step in range(12):
@@ -241,6 +246,86 @@ def test_short_rows_first(prepared: Path, vocabulary: Any) -> None:
     assert following == {"step": 48, "window": 0, "batch": 1, "short": False}
 
 
+GROWING = [
+    {},
+    {"batch__bucket_steps": 3, "format": "doc-sentences"},
+    {"short_steps": 0.6, "short_length": 16},
+    {"short_steps": 0.3, "short_length": 16, "batch__bucket_steps": 4},
+]
+
+
+@pytest.mark.parametrize("changes", GROWING, ids=str)
+def test_a_growing_batch_reads_every_example_once_a_pass(
+    prepared: Path, vocabulary: Any, changes: dict[str, Any]
+) -> None:
+    """In each row length by itself, and the same from any cursor."""
+    steps = 150
+    settings = settings_of(**{**RAMP, **changes})
+    batches = open_batches(prepared, settings, vocabulary, seed=1, total_steps=steps)
+    cursor, cursors, taken = batches.first_cursor(), [], []
+    for _ in range(steps):
+        cursors.append(cursor)
+        chosen, cursor = batches.plan(cursor)
+        taken.append(chosen)
+    sizes = [len(chosen.rows) for chosen in taken]
+    assert sizes == [4] * 25 + [8] * 25 + [12] * 25 + [16] * 75
+    short = round(settings.short_steps * steps)
+    for phase, part in ((batches.phases[0], taken[:short]), (batches.phases[-1], taken[short:])):
+        seen = Counter((s, p, r) for one in part for s, p, r in zip(one.sources.tolist(), one.passes.tolist(),
+                                                                    one.rows.tolist(), strict=True))  # fmt: skip
+        assert not seen or max(seen.values()) == 1
+        for source, examples in enumerate(phase.examples):
+            passes = {p for s, p, _ in seen if s == source}
+            for done in range(max(passes, default=0)):  # all but the last, which is open
+                bucketed_over_the_end = settings.batch.bucket_steps > 1 and done == max(passes) - 1
+                whole = sum(1 for s, p, _ in seen if (s, p) == (source, done)) == len(examples)
+                assert whole or bucketed_over_the_end
+    for step in (149, 3, 26, 77):
+        again = open_batches(prepared, settings, vocabulary, seed=1, total_steps=steps).plan(cursors[step])[0]
+        assert again.keys.tolist() == taken[step].keys.tolist()
+    rows = sum(sizes)
+    assert sum(number for _, number in batches._rows_in(steps)) == rows
+    mean = {True: batches.phases[0].mean_size, False: batches.phases[-1].mean_size}
+    tokens = sum(size * mean[step < short] for step, size in enumerate(sizes))
+    assert batches.tokens_in(steps) == pytest.approx(tokens)
+    read = sum(size / batches.phases[0 if step < short else -1].num_examples for step, size in enumerate(sizes))
+    assert batches.passes_in(steps) == pytest.approx(read)
+
+
+def test_the_staircase_in_closed_form_is_its_sum() -> None:
+    for num_rows, first, share, steps in (
+        (8192, 256, 0.1, 5000),
+        (12, 4, 0.33, 100),
+        (8, 8, 0.5, 10),
+        (100, 1, 1.0, 7),
+    ):
+        settings = BatchSettings(num_rows=num_rows, ramp_from=first, ramp_steps=share)
+        ramp = Ramp(settings, steps)
+        rows = [ramp.rows(step) for step in range(steps)]
+        assert [ramp.before(step) for step in range(steps + 1)] == [0, *np.cumsum(rows).tolist()]
+        assert rows == sorted(rows)
+        assert all(number % first == 0 for number in rows)
+        assert ramp.rows(steps) == num_rows
+    assert Ramp(settings, None).rows(10**9) == 1, "until the end is known, as at the start"
+
+
+def test_stretches_are_what_the_steps_are(prepared: Path, vocabulary: Any) -> None:
+    plain = open_batches(prepared, settings_of(), vocabulary, seed=1)
+    ((share, first, last),) = plain.stretches()
+    assert (share, first is last) == (1.0, True)
+    both = settings_of(**RAMP, short_steps=0.9, short_length=16, length=64, batch__pad="length")
+    found = open_batches(prepared, both, vocabulary, seed=1).stretches()
+    kinds = []
+    for share, *ends in found:
+        shapes = [[np.concatenate([b.input_ids_BS for b in one.take({"step": s})[0]]).shape for s in (0, 5)]
+                  for one in ends]  # fmt: skip
+        assert all(a == b for a, b in shapes)
+        kinds.append((share, shapes[0][0], shapes[1][0]))
+    assert [kind[0] for kind in kinds] == pytest.approx([0.5, 0.4, 0.1])
+    assert [kind[1:] for kind in kinds] == [((4, 16), (12, 16)), ((16, 16), (16, 16)), ((16, 64), (16, 64))]
+    assert found[1][1] is found[1][2]
+
+
 def test_rate_schedule_follows_the_steps(prepared: Path, vocabulary: Any) -> None:
     for schedule, middle in (("linear", 0.3), ("cosine", 0.3)):
         settings = settings_of(
@@ -285,6 +370,8 @@ def test_masks_repeat_as_asked(prepared: Path, vocabulary: Any, repeat: str, sam
         {"masking__final_rate": 0.5, "masking__schedule": "linear", "batch__num_tokens": 300},
         {"short_steps": 0.5, "short_length": 16},
         {"short_steps": 0.5, "short_length": 16, "batch__num_tokens": 300},
+        {"batch__ramp_from": 2, "batch__ramp_steps": 0.9},
+        {"batch__ramp_from": 2, "batch__ramp_steps": 0.9, "short_steps": 0.3, "short_length": 16},
     ],
     ids=str,
 )
@@ -341,6 +428,11 @@ def test_the_seed_changes_order_and_masks(prepared: Path, vocabulary: Any) -> No
 def test_refusals(prepared: Path, vocabulary: Any, prepare: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match="evenly to 3 ranks"):
         open_batches(prepared, settings_of(), vocabulary, seed=1, world_size=3)
+    with pytest.raises(ConfigError, match="ramp_from = 2: cannot be dealt evenly to 4"):
+        open_batches(prepared, settings_of(batch__ramp_from=2), vocabulary, seed=1, world_size=4)
+    for changes, words in (({"ramp_from": 3}, "must divide num_rows 8"), ({"ramp_from": 2, "num_tokens": 99}, "rows")):
+        with pytest.raises(ValueError, match=words):
+            settings_of(**{f"batch__{key}": value for key, value in changes.items()})
     with pytest.raises(ConfigError, match="at least 69"):
         open_batches(prepared, settings_of(batch__num_tokens=40), vocabulary, seed=1, world_size=2)
     with pytest.raises(DataError, match="no text"):
@@ -386,6 +478,7 @@ BACKGROUND: dict[str, dict[str, Any]] = {
     "masking.span_stop_prob": {"masking__unit": "span"},
     "masking.max_span": {"masking__unit": "span"},
     "batch.num_tokens": {"format": "doc-sentences"},
+    "batch.ramp_steps": {"batch__ramp_from": 2},
     "batch.bucket_steps": {"format": "doc-sentences"},
     "batch.pad": {"format": "doc-sentences"},
     "batch.pad_multiple": {"format": "doc-sentences"},

@@ -23,6 +23,9 @@ FACTS = Facts(
     checkpoint_bytes=120_000_000,
     free_bytes=10**12,
     flops_per_second=1e11,
+    planned_tokens=5000 * 4096,
+    planned_passes=5.0,
+    length=128,
 )
 
 
@@ -51,12 +54,23 @@ def test_the_lines_say_size_data_rate_memory_disk_and_time() -> None:
     assert "2.0M of them learn" in text
 
 
+def test_the_lines_say_how_batch_and_rows_change() -> None:
+    growing = replace(FACTS, first_rows=4, growing_share=0.1, short_length=32, short_share=0.9)
+    text = "\n".join(lines(growing, TrainSettings()))
+    assert "grows from 4 to 32 rows in the first 10% of the steps" in text
+    assert "32 tokens in the first 90% of the steps, then 128" in text
+    assert "grows" not in (plain := "\n".join(lines(FACTS, TrainSettings())))
+    assert "then 128" not in plain
+
+
 def test_warnings_where_settings_are_known_to_go_wrong() -> None:
     good = TrainSettings(learning_rate=5e-4, warmup=0.06)
     assert warnings(FACTS, good) == []
     assert "word frequencies" in warnings(FACTS, TrainSettings(learning_rate=2e-3))[0]
     assert warnings(replace(FACTS, post_norm=False), TrainSettings(learning_rate=2e-3)) == []
     assert "without a warmup" in warnings(FACTS, TrainSettings(learning_rate=5e-4, warmup=0.0))[0]
-    assert "read 100 times" in warnings(replace(FACTS, num_steps=100_000), good)[0]
+    many = warnings(replace(FACTS, num_steps=100_000, planned_passes=100.0), good)[0]
+    assert "read 100 times" in many
+    assert "40,000 steps or more text" in many
     assert "does not end" in warnings(FACTS, TrainSettings(learning_rate=5e-4, warmup=6000.0))[0]
     assert "of disk are free" in warnings(replace(FACTS, free_bytes=10**6), good)[0]
