@@ -1,0 +1,53 @@
+"""Who looks at whom: the attention probabilities of one row, for people to look at.
+
+In: a network and a batch of one row. Out: layers x heads x queries x keys. The kernels that answer never keep these
+numbers, so they are made again from what each layer's query-key-value product gave. Not here: attention itself (model).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from remask.model.attention import Sight, rotary_angles, rotate
+from remask.model.network import Network
+from remask.schema import Batch
+
+# Shapes: S tokens of the row, N heads, K width of a head.
+MAX_TOKENS = 128  # beyond it there is nothing to see, and layers x heads x tokens x tokens are millions of numbers
+
+
+def attention_maps(network: Network, batch: Batch) -> np.ndarray:
+    """probabilities_LNSS in fp32."""
+    settings = network.settings
+    size = batch.input_ids_BS.shape[1]
+    assert batch.num_rows == 1 and int(batch.lengths_B[0]) == size <= MAX_TOKENS
+    products: list[torch.Tensor] = []  # in the order of the layers, also where layers share their weights
+
+    def keep(module: Any, args: Any, output: torch.Tensor) -> None:
+        products.append(output.float())
+
+    hooks = [attention.qkv.register_forward_hook(keep) for attention in network.encoder.attentions]
+    try:
+        network.encode(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    device = batch.input_ids_BS.device
+    sight = Sight([size], size, device)
+    positions_BS = torch.arange(size, device=device)[None]
+    maps = []
+    for layer, qkv_SM in enumerate(products):
+        window = settings.window(layer)
+        qkv_3BNSK = qkv_SM.view(1, size, 3, settings.num_heads, settings.head_size).permute(2, 0, 3, 1, 4).contiguous()
+        if settings.positions == "rotary":
+            base = settings.rotary_base if window is None else settings.rotary_base_local
+            qkv_3BNSK = rotate(qkv_3BNSK, rotary_angles(positions_BS, settings.head_size, base))
+        q_NSK, k_NSK = qkv_3BNSK[0, 0], qkv_3BNSK[1, 0]
+        scores_NSS = q_NSK @ k_NSK.transpose(-1, -2) * settings.head_size**-0.5
+        assert sight.block(window) is None
+        bias = sight.bias(window, scores_NSS.dtype)
+        maps.append((scores_NSS if bias is None else scores_NSS + bias[0, :, 0]).softmax(-1))
+    return torch.stack(maps).cpu().numpy()

@@ -1,0 +1,80 @@
+// Attention of one layer: which token looks at which. A list of tokens to choose from by arrow keys or pointer shows
+// where the chosen one looks, in words and shades; the map beside it shows all of them at once.
+
+import { el, percent } from "./dom.js";
+import { bars, readable } from "./views.js";
+
+const SHOWN = 8; // rows of the list of what a token looks at
+
+/** `tokens` [S], `weights` [S][S] (row: who looks, column: at whom). `memory.row` keeps the choice between answers. */
+export function attention(tokens, weights, memory) {
+  let row = Math.min(memory.row ?? 0, tokens.length - 1);
+  const options = tokens.map((token, i) => el("span", { class: "token", role: "option", id: `${memory.id}-${i}` }, ...readable(token)));
+  const list = el("div", { class: "tokens", role: "listbox", tabindex: "0", "aria-label": "The token that looks" }, ...options);
+  const targets = el("div", {});
+  const canvas = el("canvas", { class: "map", "aria-hidden": "true", title: "Rows look at columns; choose a row" });
+
+  function choose(next) {
+    row = Math.max(0, Math.min(tokens.length - 1, next));
+    memory.row = row;
+    options.forEach((option, i) => {
+      option.setAttribute("aria-selected", String(i === row));
+      option.style.setProperty("--weight", Math.min(1, weights[row][i]).toFixed(3));
+    });
+    list.setAttribute("aria-activedescendant", options[row].id);
+    const order = weights[row].map((weight, i) => ({ weight, i })).sort((a, b) => b.weight - a.weight);
+    const rows = order.slice(0, SHOWN).map(({ weight, i }) => (
+      { name: [...readable(tokens[i]).map((node) => (typeof node === "string" ? node : node.cloneNode(true))), place(i)], value: weight, text: percent(weight) }
+    ));
+    targets.replaceChildren(bars("What the chosen token looks at", rows, 1));
+    draw(canvas, weights, row);
+  }
+
+  const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, Home: -Infinity, End: Infinity };
+  list.addEventListener("keydown", (event) => {
+    if (!(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    choose(row + steps[event.key]);
+  });
+  options.forEach((option, i) => option.addEventListener("click", () => choose(i)));
+  canvas.addEventListener("click", (event) => {
+    const box = canvas.getBoundingClientRect();
+    choose(Math.floor(((event.clientY - box.top) / box.height) * tokens.length));
+  });
+  canvas.addEventListener("redraw", () => draw(canvas, weights, row)); // the colours changed
+  choose(row);
+  requestAnimationFrame(() => draw(canvas, weights, row)); // colours are known once it is in the page
+  return el("div", { class: "attention" }, list, el("div", { class: "halves" }, targets, canvas));
+}
+
+function place(i) {
+  return el("span", { class: "soft place" }, ` ${i + 1}`);
+}
+
+/** Weights as shades of the canvas' own text colour; the chosen row between two lines. */
+function draw(canvas, weights, row) {
+  const size = weights.length;
+  const cell = Math.max(3, Math.min(28, Math.floor(420 / size)));
+  const scale = window.devicePixelRatio || 1;
+  canvas.width = canvas.height = Math.round(size * cell * scale);
+  canvas.style.width = `${size * cell}px`;
+  const pen = canvas.getContext("2d");
+  const colour = getComputedStyle(canvas).color;
+  pen.scale(scale, scale);
+  pen.clearRect(0, 0, size * cell, size * cell);
+  pen.fillStyle = colour;
+  weights.forEach((line, y) => line.forEach((weight, x) => {
+    pen.globalAlpha = Math.min(1, Math.sqrt(weight)); // the root: small weights would not be seen
+    pen.fillRect(x * cell, y * cell, cell - 0.5, cell - 0.5);
+  }));
+  pen.globalAlpha = 1;
+  pen.strokeStyle = colour;
+  pen.lineWidth = 1.5;
+  pen.strokeRect(0.75, row * cell + 0.25, size * cell - 1.5, cell - 1);
+}
+
+/** The mean over the heads, or one of them. */
+export function headWeights(heads, head) {
+  if (head !== "mean") return heads[Math.min(Number(head), heads.length) - 1];
+  return heads[0].map((line, y) => line.map((_, x) => heads.reduce((sum, one) => sum + one[y][x], 0) / heads.length));
+}
