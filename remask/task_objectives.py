@@ -2,14 +2,15 @@
 
 In: a network with the task's head and a Batch whose `labels` are classes, numbers, 0/1 vectors, tags, spans or the
 right choice. Out: a Loss with one part, `task` (and `answerable` for SQuAD 2.0, which RoBERTa trains jointly, section
-5.2), as sums with their counts. No torch at import. Not here: pretraining (objectives), batches (tasks).
+5.2), as sums with their counts. Choices may be ranked by a margin instead (WSC, section 5.1). No torch at import.
+Not here: pretraining (objectives), batches (tasks).
 
 Shapes: B rows, S positions, C classes, Q questions of C choices each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from remask.schema import IGNORE, Batch, Loss, Part
@@ -26,6 +27,8 @@ HEADS = {
     "spans": "span",
     "choice": "choose",
 }
+
+MARGIN = 1.0
 
 
 def task_logits(model: Any, kind: str, batch: Batch, noise: Any = None) -> torch.Tensor:
@@ -45,12 +48,25 @@ def task_logits(model: Any, kind: str, batch: Batch, noise: Any = None) -> torch
 
 
 class TaskObjective:
-    """schema.Objective for one kind of task. `answerable`: SQuAD 2.0's second loss, on the same encoder pass."""
+    """schema.Objective for one kind of task. `answerable`: SQuAD 2.0's second loss, on the same encoder pass.
+    `class_weights`: how much an example of each class counts (their mean over the data is 1). `margin`: choices are
+    ranked, not classified."""
 
-    def __init__(self, kind: str, seed: int, *, answerable: bool = False) -> None:
+    def __init__(
+        self,
+        kind: str,
+        seed: int,
+        *,
+        answerable: bool = False,
+        class_weights: Sequence[float] | None = None,
+        margin: bool = False,
+    ) -> None:
         assert kind in HEADS
         assert kind == "spans" or not answerable
+        assert kind == "classify" or class_weights is None
+        assert kind == "choice" or not margin
         self.kind, self.seed, self.answerable = kind, seed, answerable
+        self.class_weights, self.margin = class_weights, margin
         self.step = 0  # the last training step that was asked for: what an evaluation between steps belongs to
         self.weights: Mapping[str, float] = {"task": 1.0, **({"answerable": 1.0} if answerable else {})}
 
@@ -73,7 +89,11 @@ class TaskObjective:
             noise = Noise(self.seed, step, batch.example_ids_B)
         if self.answerable:
             return self._spans_and_answerable(model, batch, noise)
-        total, right = _loss(self.kind, task_logits(model, self.kind, batch, noise).float(), batch)
+        logits = task_logits(model, self.kind, batch, noise).float()
+        if self.margin:
+            total, right = _margin_loss(logits, batch)
+        else:
+            total, right = _loss(self.kind, logits, batch, self.class_weights)
         count = self.counts(batch)["task"]
         metrics = {} if right is None else {"accuracy": Part(right, count)}
         return Loss({"task": Part(total, count)}, metrics)
@@ -94,7 +114,20 @@ class TaskObjective:
         )
 
 
-def _loss(kind: str, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _margin_loss(logits_B: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    """The right choice must be ahead of each other one by MARGIN; what is missing is the loss."""
+    labels_Q = batch.labels
+    assert labels_Q is not None
+    logits_QC = logits_B.view(labels_Q.shape[0], -1)
+    right_Q1 = logits_QC.gather(1, labels_Q[:, None])
+    missing_QC = (MARGIN + logits_QC - right_Q1).clamp(min=0)
+    total = missing_QC.sum() - MARGIN * labels_Q.shape[0]  # the right one's distance to itself is no loss
+    return total, (logits_QC.argmax(-1) == labels_Q).sum()
+
+
+def _loss(
+    kind: str, logits: torch.Tensor, batch: Batch, class_weights: Sequence[float] | None = None
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(sum, how many were right or None). Regression is squared error, as in GLUE's STS-B."""
     import torch.nn.functional as F
 
@@ -115,7 +148,8 @@ def _loss(kind: str, logits: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, 
         labels = labels.flatten()
     elif kind == "choice":
         logits = logits.view(labels.shape[0], -1)
-    total = F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+    weights = None if class_weights is None else logits.new_tensor(class_weights)
+    total = F.cross_entropy(logits, labels, weights, ignore_index=IGNORE, reduction="sum")
     return total, (logits.argmax(-1) == labels).sum()
 
 

@@ -30,7 +30,7 @@ from remask.errors import ConfigError, DataError, UsageError
 from remask.progress import Progress, duration
 from remask.study.task_report import finetune_report
 from remask.tasks import metrics, problems
-from remask.tasks.settings import RowSettings, TableSettings, TaskBatchSettings
+from remask.tasks.settings import LossSettings, RowSettings, TableSettings, TaskBatchSettings
 from remask.tasks.specs import TASKS
 from remask.train.settings import TrainSettings
 
@@ -83,6 +83,7 @@ class FinetuneRun(Config):
     table: TableSettings = setting(TableSettings(), "columns of the user's own table")
     rows: RowSettings = setting(RowSettings(), "texts -> rows")
     batch: TaskBatchSettings = setting(TaskBatchSettings(), "rows -> batches")
+    loss: LossSettings = setting(LossSettings(), "what is minimised, where there is a choice")
     train: FinetuneTrainSettings = setting(FinetuneTrainSettings(), "the recipe")
     evaluations: int = setting(1, "evaluations in an epoch", ge=1)
     patience: int = switch(
@@ -254,7 +255,10 @@ def _one_seed(setup: Setup, folder: Path, seed: int, progress: Progress, world: 
     )
     every = max(1, round(batches.steps_per_epoch / run.evaluations))
     settings = _train_settings(run, setup.loaded, every)
-    objective = TaskObjective(problem.kind, seed, answerable=network.head_settings.answerable)
+    objective = TaskObjective(
+        problem.kind, seed, answerable=network.head_settings.answerable,
+        class_weights=problems.class_weights(problem, run.loss), margin=problems.ranks_by_margin(problem, run.loss),
+    )  # fmt: skip
     watch = _Watch(setup, folder, objective, world.is_first)
     watch.restore()
     started = time.monotonic()

@@ -18,11 +18,11 @@ import numpy as np
 
 from remask.data.order import key_of, permute
 from remask.errors import ConfigError, DataError, MissingInputError
-from remask.tasks import conll, predict, race, squad
+from remask.tasks import conll, predict, race, ranking, squad
 from remask.tasks.entities import score_entities
 from remask.tasks.glue import cut_by_hash, find_file, read_glue, read_glue_file
 from remask.tasks.rows import Frame, Rows, encode_rows, label_values
-from remask.tasks.settings import Kind, RowSettings, TableSettings
+from remask.tasks.settings import Kind, LossSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
 from remask.tasks.squad_scores import score_answers
 from remask.tasks.tables import Table, check_labels, label_names, read_table
@@ -97,7 +97,9 @@ def open_problem(
     if kind == "tags":
         problem = _open_tags(task, table, train, dev, folder)
     elif kind == "spans":
-        problem = _open_spans(task, train, dev, folder)
+        problem = _open_spans(task, table, train, dev, folder)
+    elif kind == "choice" and task in TASKS and task != "race":
+        problem = _open_rankings(task, train, dev, folder)
     elif kind == "choice":
         problem = _open_choices(task, train, dev, folder)
     elif task in TASKS:
@@ -178,7 +180,7 @@ def _open_tags(task: str, table: TableSettings, train: Path | None, dev: Path | 
     return Problem(task, "tags", names, METRICS["tags"], first, second, (), {})
 
 
-def _open_spans(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
+def _open_spans(task: str, table: TableSettings, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
     train, dev = _two_files(task, train, dev, folder)
     notes = []
     if train.resolve() == dev.resolve():
@@ -189,28 +191,71 @@ def _open_spans(task: str, train: Path | None, dev: Path | None, folder: Path | 
         )
     else:
         first, second = squad.read_squad(train), squad.read_squad(dev)
+    second, skipped = squad.without_articles(second, table.skip_articles)
+    if skipped:
+        shown = ", ".join(f"{name} ({count:,} questions)" for name, count in skipped.items())
+        notes.append(f"not scored, because corpora for pretraining hold them: {shown}")
     first, dropped = squad.with_answers_in_place(first)
     if not first or not second:
         raise DataError(f"{train}: too few articles to train on and to score")
     if dropped:
         notes.append(f"{dropped:,} questions were left out: their answer does not stand where the file says")
-    facts = {"dropped": {"answer not in its place": dropped} if dropped else {}}
+    facts = {"dropped": {"answer not in its place": dropped} if dropped else {}, "skipped_articles": skipped}
     return Problem(task, "spans", (), METRICS["spans"], first, second, tuple(notes), facts)
+
+
+def _open_rankings(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
+    """QNLI's candidates and WSC's phrases, two by two."""
+    notes: list[str] = []
+    if task == "wsc":
+        train, dev = _two_files(task, train, dev, folder)
+        (first, untrained), (second, unscored) = (
+            ranking.read_wsc(path, training=path is train) for path in (train, dev)
+        )
+        words = "examples are false or have one candidate only: not trained on", "have one candidate only: not scored"
+    else:
+        plain = _open_named(TASKS[task]["form_of"], train, dev, folder)
+        notes = list(plain.notes)
+        positive = plain.labels[0]
+        first, untrained = ranking.candidate_pairs(plain.train, positive)
+        second, unscored = ranking.candidate_pairs(plain.dev, positive)
+        words = tuple(f"examples have no other candidate of their question: not {w}" for w in ("trained on", "scored"))
+        if not first or not second:
+            raise DataError(f"task {task}: no question has two candidates to compare")
+    notes += [f"{count:,} {text}" for count, text in zip((untrained, unscored), words, strict=True) if count]
+    facts = {"dropped": {"nothing to rank": untrained + unscored}}
+    return Problem(task, "choice", (), METRICS["choice"], first, second, tuple(notes), facts)
+
+
+def _race_paths(folder: Path) -> tuple[list[Path], list[Path]]:
+    """RACE's files or folders: all that are there."""
+    spec = TASKS["race"]
+    base = folder / spec["folder"] if (folder / spec["folder"]).is_dir() else folder
+    train, dev = ([base / name for name in spec[part] if (base / name).exists()] for part in ("train", "dev"))
+    if not train or not dev:
+        raise MissingInputError(f"{base}: has no RACE files ({', '.join((*spec['train'], *spec['dev']))})")
+    return train, dev
 
 
 def _open_choices(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
     if train is not None and dev is not None:
         parts = [train], [dev]
     elif folder is not None:
-        spec = TASKS["race"]
-        base = folder / spec["folder"] if (folder / spec["folder"]).is_dir() else folder
-        parts = tuple([base / name for name in spec[part] if (base / name).exists()] for part in ("train", "dev"))
-        if not all(parts):
-            raise MissingInputError(f"{base}: has no RACE files ({', '.join((*spec['train'], *spec['dev']))})")
+        parts = _race_paths(folder)
     else:
         raise ConfigError(f"task {task} needs its files: --data FOLDER, or --train FILE and --dev FILE")
     first, second = race.read_choices(parts[0]), race.read_choices(parts[1])
     return Problem(task, "choice", (), METRICS["choice"], first, second, (), {})
+
+
+def task_files(task: str, folder: Path) -> list[Path]:
+    """The files that a named task is read from, for a fingerprint; MissingInputError where they are not there."""
+    if task != "race":
+        return [find_file(TASKS[task], part, folder) for part in ("train", "dev")]
+    parts = _race_paths(folder)
+    return [
+        file for path in (*parts[0], *parts[1]) for file in ([path] if path.is_file() else sorted(path.rglob("*.txt")))
+    ]
 
 
 def _two_files(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> tuple[Path, Path]:
@@ -305,6 +350,24 @@ def answer(
         return [{"prediction": q.options[c], "choice": int(c)} for q, c in zip(items, chosen, strict=True)]
     values = predict.answers(np.stack(outputs), rows, kind)
     return [predict.describe(value, kind, labels) for value in values]
+
+
+def class_weights(problem: Problem, loss: LossSettings) -> list[float] | None:
+    """How much an example of each class counts; over the training data the mean is 1."""
+    if loss.class_weights == "none":
+        return None
+    if problem.kind != "classify":
+        raise ConfigError(f"loss.class_weights = balanced: is for classes, not for {problem.task}")
+    counts = Counter(e.label for e in problem.train)
+    # A class of the task that this part of its data does not have never occurs: any weight will do.
+    return [len(problem.train) / (len(counts) * max(1, counts[name])) for name in problem.labels]
+
+
+def ranks_by_margin(problem: Problem, loss: LossSettings) -> bool:
+    """Whether choices are ranked by a margin."""
+    if loss.choice == "margin" and problem.kind != "choice":
+        raise ConfigError(f"loss.choice = margin: is for tasks with several choices, not for {problem.task}")
+    return loss.choice == "margin"
 
 
 def check_same_labels(problem: Problem, labels: Sequence[str] | None) -> None:

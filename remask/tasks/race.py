@@ -3,7 +3,8 @@
 In: JSONL with one passage a line (article, questions, options, answers) or one question a line (article, question,
 options, answer), or RACE's own folders of such files (high/, middle/). Out: `ChoiceQuestion`s and rows
 <s> question and choice </s></s> passage </s>, the first part cut at 128 tokens, the whole at 512 (RoBERTa, section
-5.3); a question with a blank `_` gets the choice filled in. Answers are letters from A or numbers from 0.
+5.3); a question with a blank `_` gets the choice filled in. Without a passage a row is <s> question </s></s> choice
+</s>. Answers are letters from A or numbers from 0. Not here: pairs to rank (ranking).
 """
 
 from __future__ import annotations
@@ -26,7 +27,10 @@ MAX_CHOICE_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class ChoiceQuestion:
-    """One question about a passage; `group` is what scores are reported apart for (middle, high)."""
+    """One question about a passage; `group` is what scores are reported apart for (middle, high).
+
+    `claim`: the questions of one claim (its name, and whether it is true) are scored together: it is held to be true
+    if the first option wins in all of them."""
 
     article: str
     question: str
@@ -34,6 +38,7 @@ class ChoiceQuestion:
     answer: int
     group: str
     place: str
+    claim: tuple[str, bool] | None = None
 
 
 def read_choices(paths: Sequence[Path]) -> list[ChoiceQuestion]:
@@ -101,38 +106,49 @@ def _answer(value: Any, count: int, place: str) -> int:
 
 def encode_choices(questions: Sequence[ChoiceQuestion], tokenizer: Any, frame: Frame) -> Rows:
     """`group_size` rows a question, in the order of its options."""
-    passages = sorted({q.article for q in questions})
-    encoded = dict(zip(passages, tokenizer.encode_batch(passages), strict=True))
-    texts = [filled(q.question, option) for q in questions for option in q.options]
-    firsts = iter(tokenizer.encode_batch(texts))
+    texts = [parts_of(q, option) for q in questions for option in q.options]
+    distinct = sorted({text for parts in texts for text in parts})
+    encoded = dict(zip(distinct, tokenizer.encode_batch(distinct), strict=True))
     ids: list[Array] = []
     segments: list[Array] = []
     num_cut = 0
-    for question in questions:
-        passage = encoded[question.article]
-        for _ in question.options:
-            first = next(firsts)[: min(MAX_CHOICE_TOKENS, frame.room(2) // 2)]
-            if len(first) == 0:
-                raise DataError(f"{question.place}: a question and option without a single token")
-            room = frame.room(2) - len(first)
-            num_cut += len(passage) > room
-            row, segment = frame.join([first, passage[:room]])
-            ids.append(row)
-            segments.append(segment)
     size = len(questions[0].options)
+    for number, parts in enumerate(texts):
+        first, *rest = [encoded[text] for text in parts]
+        if len(first) == 0 or any(len(other) == 0 for other in rest):
+            raise DataError(f"{questions[number // size].place}: a question, option or passage without a single token")
+        if rest:
+            first = first[: min(MAX_CHOICE_TOKENS, frame.room(2) // 2)]
+            room = frame.room(2) - len(first)
+            num_cut += len(rest[0]) > room
+            row, segment = frame.join([first, rest[0][:room]])
+        else:
+            num_cut += len(first) > frame.room(1)
+            row, segment = frame.join([first[: frame.room(1)]])
+        ids.append(row)
+        segments.append(segment)
     return Rows(
         ids,
         segments if frame.segments else None,
         [np.int64(q.answer) for q in questions],
         np.repeat(np.arange(len(questions)), size),
         group_size=size,
-        num_cut=num_cut // size,
+        num_cut=-(-num_cut // size),
     )
+
+
+def parts_of(question: ChoiceQuestion, option: str) -> tuple[str, ...]:
+    """The one or two texts of a row."""
+    if question.article:
+        return filled(question.question, option), question.article
+    if question.question and "_" not in question.question:
+        return question.question, option
+    return (filled(question.question, option),)
 
 
 def filled(question: str, option: str) -> str:
     """The question with the option in its blank, or followed by it."""
-    return question.replace("_", option, 1) if "_" in question else f"{question} {option}"
+    return question.replace("_", option, 1) if "_" in question else f"{question} {option}".strip()
 
 
 def score_choices(scores_R: Sequence[float], questions: Sequence[ChoiceQuestion]) -> dict[str, Any]:
@@ -140,6 +156,19 @@ def score_choices(scores_R: Sequence[float], questions: Sequence[ChoiceQuestion]
     chosen = np.asarray(scores_R).reshape(len(questions), -1).argmax(1)
     right = chosen == np.array([q.answer for q in questions])
     metrics = {"accuracy": float(right.mean())}
+    if any(q.claim for q in questions):
+        metrics = {"accuracy": _claim_accuracy(chosen, questions), "pair_accuracy": metrics["accuracy"]}
     for name in sorted({q.group for q in questions} - {""}):
         metrics[f"{name}_accuracy"] = float(right[[q.group == name for q in questions]].mean())
     return {"metrics": metrics, "chosen": chosen}
+
+
+def _claim_accuracy(chosen: Array, questions: Sequence[ChoiceQuestion]) -> float:
+    """The share of claims that are held to be what they are."""
+    held: dict[str, bool] = {}
+    truth: dict[str, bool] = {}
+    for question, choice in zip(questions, chosen, strict=True):
+        assert question.claim is not None
+        name, truth[question.claim[0]] = question.claim
+        held[name] = held.get(name, True) and int(choice) == 0
+    return float(np.mean([held[name] == truth[name] for name in truth]))

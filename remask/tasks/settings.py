@@ -24,6 +24,10 @@ class TableSettings(Config):
     bad_rows: Literal["error", "drop"] = switch(
         "error", "a row with an empty text or without a label: stop there, or leave it out and count it", effect="data"
     )
+    skip_articles: tuple[str, ...] = setting(
+        ("Chloroplast", "Imperialism", "Oxygen"),
+        "SQuAD: articles that are not scored, because Wikipedia corpora for pretraining hold them; []: all are",
+    )
 
 
 class RowSettings(Config):
@@ -39,6 +43,18 @@ class RowSettings(Config):
     stride: int = switch(
         128, "passages with questions: tokens from the start of a window to that of the next", effect="data",
         samples=[16, 64], ge=1,
+    )  # fmt: skip
+
+
+class LossSettings(Config):
+    """What fine-tuning minimises, where there is a choice."""
+
+    class_weights: Literal["none", "balanced"] = switch(
+        "none", "balanced: rare classes count more, by one over their share of the training data", effect="math"
+    )
+    choice: Literal["softmax", "margin"] = switch(
+        "softmax", "several choices: cross entropy over them, or a margin between the right one and each other",
+        effect="math",
     )  # fmt: skip
 
 

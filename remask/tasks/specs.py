@@ -2,19 +2,24 @@
 
 kind: what is answered. folder, train, dev: where the files are, by preference; a file that stands for both is cut
 80/20 by hash. columns: alternatives, the first whose columns a file has (numbers: a file without a header line).
-labels: the classes in the order of the ids. metric: the one that early stopping and tables go by. recipe: what
-differs from the defaults of a fine-tuning run, which are the paper's for GLUE (RoBERTa, appendix, table 10).
+labels: the classes in the order of the ids. metric: the one that early stopping goes by; official: those that GLUE
+averages, where they are more. recipe: what differs from the defaults of a fine-tuning run, which are the paper's for
+GLUE (RoBERTa, appendix, table 10); grid: what the paper tried. tests: the leaderboard's files of answers and what they
+answer. starts_from: the paper's entry began with the model of that task. model_of: scored with the model of that task.
+form_of: the same files asked in another way.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-LARGE, SMALL = {"batch.num_rows": 32}, {"batch.num_rows": 16}
+LARGE, SMALL = {"batch.num_rows": 32, "patience": 4}, {"batch.num_rows": 16, "patience": 4}
+GRID = {"train.learning_rate": (1e-5, 2e-5, 3e-5), "batch.num_rows": (16, 32)}  # rates at the width of 768
 
 _PAIR = {"text": "sentence1", "text2": "sentence2", "label": "label"}
 _MRPC = {"text": "#1 String", "text2": "#2 String", "label": "Quality"}
 _QQP = {"text": "question1", "text2": "question2", "label": "is_duplicate"}
+_MNLI = ({**_PAIR, "label": "gold_label"}, {"text": "premise", "text2": "hypothesis", "label": "label"})
 
 TASKS: dict[str, dict[str, Any]] = {
     "glue:cola": {
@@ -26,6 +31,9 @@ TASKS: dict[str, dict[str, Any]] = {
         "labels": ("0", "1"),
         "metric": "matthews",
         "recipe": SMALL,
+        "grid": GRID,
+        "tests": {"CoLA.tsv": ("CoLA/test.tsv",)},
+        "test_columns": {"text": "sentence"},  # unlike the others it has a header line
     },
     "glue:sst2": {
         "kind": "classify",
@@ -36,6 +44,8 @@ TASKS: dict[str, dict[str, Any]] = {
         "labels": ("0", "1"),
         "metric": "accuracy",
         "recipe": LARGE,
+        "grid": GRID,
+        "tests": {"SST-2.tsv": ("SST-2/test.tsv",)},
     },
     "glue:mrpc": {
         "kind": "classify",
@@ -46,6 +56,10 @@ TASKS: dict[str, dict[str, Any]] = {
         "labels": ("0", "1"),
         "metric": "f1",
         "recipe": SMALL,
+        "grid": GRID,
+        "official": ("f1", "accuracy"),
+        "starts_from": "glue:mnli",
+        "tests": {"MRPC.tsv": ("MRPC/test.tsv",)},
     },
     "glue:stsb": {
         "kind": "regress",
@@ -56,6 +70,11 @@ TASKS: dict[str, dict[str, Any]] = {
         "labels": (),
         "metric": "spearman",
         "recipe": SMALL,
+        "grid": GRID,
+        "official": ("pearson", "spearman"),
+        "starts_from": "glue:mnli",
+        "tests": {"STS-B.tsv": ("STS-B/test.tsv",)},
+        "range": (0.0, 5.0),
     },
     "glue:qqp": {
         "kind": "classify",
@@ -66,6 +85,9 @@ TASKS: dict[str, dict[str, Any]] = {
         "labels": ("0", "1"),
         "metric": "accuracy",
         "recipe": LARGE,
+        "grid": GRID,
+        "official": ("f1", "accuracy"),
+        "tests": {"QQP.tsv": ("QQP/test.tsv",)},
         "drop_ragged": True,  # the official file has broken lines, which everybody skips
     },
     "glue:mnli": {
@@ -73,23 +95,27 @@ TASKS: dict[str, dict[str, Any]] = {
         "folder": "MNLI",
         "train": ("train.tsv", "dev_matched.jsonl"),
         "dev": ("dev_matched.tsv", "dev_matched.jsonl"),
-        "columns": (
-            {**_PAIR, "label": "gold_label"},
-            {"text": "premise", "text2": "hypothesis", "label": "label"},
-        ),
+        "columns": _MNLI,
         "labels": ("entailment", "neutral", "contradiction"),
         "metric": "accuracy",
         "recipe": LARGE,
+        "grid": GRID,
+        "tests": {
+            "MNLI-m.tsv": ("MNLI/test_matched.tsv",),
+            "MNLI-mm.tsv": ("MNLI/test_mismatched.tsv",),
+            "AX.tsv": ("AX/diagnostic.tsv", "diagnostic/diagnostic.tsv", "MNLI/diagnostic.tsv", "diagnostic.tsv"),
+        },
     },
     "glue:mnli-mm": {
         "kind": "classify",
         "folder": "MNLI",
-        "train": ("train.tsv",),
-        "dev": ("dev_mismatched.tsv",),
-        "columns": ({**_PAIR, "label": "gold_label"},),
+        "train": ("train.tsv", "dev_matched.tsv", "dev_matched.jsonl"),
+        "dev": ("dev_mismatched.tsv", "dev_mismatched.jsonl"),
+        "columns": _MNLI,
         "labels": ("entailment", "neutral", "contradiction"),
         "metric": "accuracy",
         "recipe": LARGE,
+        "model_of": "glue:mnli",
     },
     "glue:qnli": {
         "kind": "classify",
@@ -100,6 +126,18 @@ TASKS: dict[str, dict[str, Any]] = {
         "labels": ("entailment", "not_entailment"),
         "metric": "accuracy",
         "recipe": LARGE,
+        "grid": GRID,
+        "tests": {"QNLI.tsv": ("QNLI/test.tsv",)},
+    },
+    "glue:qnli-rank": {
+        "kind": "choice",  # the paper's leaderboard form of QNLI: which of a question's sentences answers it
+        "folder": "QNLI",
+        "train": ("train.tsv", "dev.tsv"),
+        "dev": ("dev.tsv",),
+        "labels": (),
+        "metric": "accuracy",
+        "recipe": LARGE,
+        "form_of": "glue:qnli",
     },
     "glue:rte": {
         "kind": "classify",
@@ -110,6 +148,9 @@ TASKS: dict[str, dict[str, Any]] = {
         "labels": ("entailment", "not_entailment"),
         "metric": "accuracy",
         "recipe": SMALL,
+        "grid": GRID,
+        "starts_from": "glue:mnli",
+        "tests": {"RTE.tsv": ("RTE/test.tsv",)},
     },
     "glue:wnli": {
         "kind": "classify",
@@ -120,6 +161,17 @@ TASKS: dict[str, dict[str, Any]] = {
         "labels": ("0", "1"),
         "metric": "accuracy",
         "recipe": SMALL,
+        "grid": GRID,
+        "tests": {"WNLI.tsv": ("WNLI/test.tsv",)},
+    },
+    "wsc": {
+        "kind": "choice",  # SuperGLUE's files; the form in which the paper trained WNLI, with a margin ranking loss
+        "folder": "WSC",
+        "train": ("train.jsonl",),
+        "dev": ("val.jsonl", "dev.jsonl"),
+        "labels": (),
+        "metric": "accuracy",
+        "recipe": {**SMALL, "loss.choice": "margin"},
     },
     "ner": {
         "kind": "tags",

@@ -191,6 +191,8 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "rows.stride": {"task": "squad1", "rows.max_length": 64, "rows.stride": 8},
     "table.bad_rows": {"train_file": "bad.jsonl"},
     "pooling": {"pooling": "mean"},
+    "loss.class_weights": {"train_file": "skewed.jsonl"},
+    "loss.choice": {"task": "choice", "rows.max_length": 64, "train_file": "choice.jsonl"},
 }
 FINETUNE_SWITCHES = [one for one in switches(finetune.FinetuneRun) if not one.key.startswith("train.")]
 
@@ -215,7 +217,10 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
         asked = [{"id": f"{part}{i}", "question": f"Who wrote it {i}?", "answers": [answer]} for i in range(12)]
         squad = {"version": "1.1", "data": [{"title": part, "paragraphs": [{"context": context, "qas": asked}]}]}
         (folder / f"{part}.json").write_text(json.dumps(squad))
-    for name, lines in (("train", rows), ("bad", [*rows, {"text": "", "label": "a"}])):
+    skewed = [{**row, "label": "ab"[i % 4 == 0]} for i, row in enumerate(rows)]
+    choices = [{"question": "Who?", "options": ["a fox", f"dog {i}", "it"], "answer": i % 3} for i in range(24)]
+    files = {"train": rows, "bad": [*rows, {"text": "", "label": "a"}], "skewed": skewed, "choice": choices}
+    for name, lines in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -225,7 +230,7 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
     from safetensors.numpy import load_file
 
     file = "train.json" if settings.get("task") == "squad1" else settings.get("train_file", "train.jsonl")
-    dev = "dev.json" if settings.get("task") == "squad1" else "train.jsonl"
+    dev = {"squad1": "dev.json", "choice": "choice.jsonl"}.get(settings.get("task", ""), "train.jsonl")
     files = {"init": str(start / "model"), "train_file": str(start / file), "dev_file": str(start / dev)}
     run = build_run(finetune.FinetuneRun, options={**FINETUNE, **settings, **files}).run
     try:
