@@ -236,6 +236,9 @@ class _Rotate(torch.autograd.Function):
 
 def _rotated(qkv_3BNSK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = qkv_3BNSK[:2].chunk(2, dim=-1)
+    if torch.compiler.is_exporting():  # an exported graph has no memory to fill, only results to join
+        turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return torch.cat([turned, qkv_3BNSK[2:]])
     out = torch.empty_like(qkv_3BNSK)
     half = first.shape[-1]
     out[:2, ..., :half] = first * cos - second * sin

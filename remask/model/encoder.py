@@ -253,7 +253,7 @@ class Encoder(nn.Module):
 
     def forward(self, batch: Batch, noise: Noise | None = None, causal: bool = False) -> torch.Tensor:
         """hidden_BSD, zeros at padding. `noise` None: evaluation."""
-        view = self._view(batch, noise, causal)
+        view = self.view(batch, noise, causal)
         rows = view.rows
         segments_T = None if batch.segment_ids_BS is None else rows.take(batch.segment_ids_BS)
         positions_T = rows.take(view.positions_BS.expand(batch.input_ids_BS.shape))
@@ -275,7 +275,8 @@ class Encoder(nn.Module):
         x_TD = self.attentions[self.settings.attention_index(layer)](x_TD, layer, view, noise)
         return self.ffns[self.settings.ffn_index(layer)](x_TD, layer, view, noise)
 
-    def _view(self, batch: Batch, noise: Noise | None, causal: bool) -> View:
+    def view(self, batch: Batch, noise: Noise | None, causal: bool) -> View:
+        """How the layers see a batch; export puts one in its place that holds for any lengths."""
         settings = self.settings
         rows = Rows.of(batch, settings.unpad)
         device = batch.input_ids_BS.device

@@ -97,7 +97,7 @@ class Network(nn.Module):
     ) -> torch.Tensor:
         assert linear is not None, "this network lacks that head"
         pooled_BD = self.embed(hidden_BSD, lengths_B)
-        return linear(self._pool(pooled_BD, noise, [1] * pooled_BD.shape[0]))
+        return linear(self._pool(pooled_BD, noise, 1, pooled_BD.shape[0]))
 
     def _on_tokens(
         self, linear: nn.Linear | None, hidden_BSD: torch.Tensor, noise: Noise | None, dropout: float
@@ -106,14 +106,16 @@ class Network(nn.Module):
         rows, columns, _ = hidden_BSD.shape
         x_TD = hidden_BSD.flatten(0, 1)
         if self.settings.head_form == "modern":
-            x_TD = self._pool(x_TD, noise, [columns] * rows)
+            x_TD = self._pool(x_TD, noise, columns, rows)
         elif noise is not None:
             x_TD = noise.drop(x_TD, dropout, 0, Site.HEAD_OUTPUT, [columns] * rows)
         return linear(x_TD).unflatten(0, (rows, columns))
 
-    def _pool(self, x_RD: torch.Tensor, noise: Noise | None, tokens_per_row: list[int]) -> torch.Tensor:
+    def _pool(self, x_RD: torch.Tensor, noise: Noise | None, columns: int, rows: int) -> torch.Tensor:
         pooler = self.heads.pooler
         assert pooler is not None
+        # Only noise asks for the rows; a list of them would fix their number in an exported graph.
+        tokens_per_row = [] if noise is None else [columns] * rows
         return pooler(x_RD, self.encoder.attentions[-1].output, noise, tokens_per_row)
 
     def train_top_layers(self, num_layers: int) -> None:
