@@ -121,7 +121,7 @@ def _find(what: str) -> tuple[ModelSettings, HeadSettings, str]:
 
     folder = find_model(path)
     if (folder / MODEL_JSON).is_file():
-        settings, heads, _ = read_model_json(folder / MODEL_JSON)
+        settings, heads, *_ = read_model_json(folder / MODEL_JSON)
         return settings, heads, ""
     found = read_hf_folder(folder)
     return found.settings, found.heads, ""

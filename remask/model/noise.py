@@ -34,6 +34,12 @@ class Site(IntEnum):
     HIDDEN_TOKENS = 4
     HEAD_INPUT = 5
     HEAD_OUTPUT = 6
+    LORA_QUERY = 7  # the whole of a fused query-key-value matrix, too
+    LORA_KEY = 8
+    LORA_VALUE = 9
+    LORA_OUTPUT = 10
+    LORA_UP = 11
+    LORA_DOWN = 12
 
 
 class Noise:

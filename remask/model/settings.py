@@ -176,3 +176,23 @@ class HeadSettings(Config):
     answerable: bool = setting(False, "SQuAD 2.0: is there an answer?")
     choice: bool = setting(False, "multiple choice: one score a row")
     pooling: Pooling = switch("first", "what stands for a text: its first token's state, or the mean", effect="math")
+
+
+LoraModule = Literal["query", "key", "value", "output", "up", "down"]
+
+
+class LoraSettings(Config):
+    """Low-rank updates of chosen matrices (arXiv 2106.09685); everything else of the encoder rests."""
+
+    rank: int = switch(8, "width of an update", effect="math", samples=[2], ge=1, le=MAX_SIZE)
+    alpha: float = switch(16.0, "an update is scaled by alpha / rank", effect="math", samples=[4.0], gt=0)
+    dropout: float = switch(
+        0.0, "chance to drop a value on its way into an update", effect="math", samples=[0.3], ge=0, lt=1
+    )
+    modules: tuple[LoraModule, ...] | None = switch(
+        None,
+        "matrices that get an update; null: query and value as in the paper, in the modern form query, key and value",
+        effect="math",
+        samples=[["query", "key", "value", "output", "up", "down"], ["down"]],
+        min_length=1,
+    )
