@@ -46,14 +46,15 @@ function showOthers(value) {
   const others = [...models.keys()].filter((id) => id !== $("model").value);
   offer($("other"), [NOBODY, ...others], ["nothing", ...others], value);
   $("other").closest(".field").hidden = others.length === 0;
-  $("facts").textContent = chosen().map((model, _, all) => facts(model, all.length > 1)).join(" \u00b7 ");
+  const lines = chosen().map(facts);
+  $("facts").replaceChildren(...[...new Set(lines)].map((line) => el("span", {}, line)));
 }
 
-function facts(model, named) {
+function facts(model) {
   const size = model.parameters >= 1e6 ? `${(model.parameters / 1e6).toFixed(1)}M` : model.parameters.toLocaleString("en");
   const parts = [`${count(model.num_layers, "layer")} \u00d7 ${model.hidden_size}`, `${size} parameters`, `at most ${model.max_length} tokens`];
   if (model.step !== null && model.step !== undefined) parts.push(`step ${model.step.toLocaleString("en")}`);
-  return `${named ? `${model.id}: ` : ""}${parts.join(", ")}`;
+  return parts.join(", ");
 }
 
 function modelChanged() {

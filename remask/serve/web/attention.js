@@ -9,7 +9,7 @@ const SHOWN = 8; // rows of the list of what a token looks at
 /** `tokens` [S], `weights` [S][S] (row: who looks, column: at whom). `memory.row` keeps the choice between answers. */
 export function attention(tokens, weights, memory) {
   let row = Math.min(memory.row ?? 0, tokens.length - 1);
-  const options = tokens.map((token, i) => el("span", { class: "token", role: "option", id: `${memory.id}-${i}` }, ...readable(token)));
+  const options = tokens.map((token, i) => el("span", { class: "token", role: "option", id: `${memory.id}-${i}` }, el("span", {}, ...readable(token))));
   const list = el("div", { class: "tokens", role: "listbox", tabindex: "0", "aria-label": "The token that looks" }, ...options);
   const targets = el("div", {});
   const canvas = el("canvas", { class: "map", "aria-hidden": "true", title: "Rows look at columns; choose a row" });
@@ -17,9 +17,10 @@ export function attention(tokens, weights, memory) {
   function choose(next) {
     row = Math.max(0, Math.min(tokens.length - 1, next));
     memory.row = row;
+    const most = Math.max(...weights[row]); // shades are relative to it; the bars have the numbers
     options.forEach((option, i) => {
       option.setAttribute("aria-selected", String(i === row));
-      option.style.setProperty("--weight", Math.min(1, weights[row][i]).toFixed(3));
+      option.style.setProperty("--weight", (most > 0 ? weights[row][i] / most : 0).toFixed(3));
     });
     list.setAttribute("aria-activedescendant", options[row].id);
     const order = weights[row].map((weight, i) => ({ weight, i })).sort((a, b) => b.weight - a.weight);

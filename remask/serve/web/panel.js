@@ -24,7 +24,7 @@ export class Panel {
     this.element = el(
       "div",
       { role: "tabpanel", id: `panel-${key}`, "aria-labelledby": `tab-${key}`, hidden: true },
-      el("div", { class: "split" }, el("div", {}, this.form, this.tools()), this.results),
+      el("div", { class: "split" }, this.form, this.results, this.tools()),
     );
     this.build();
   }
@@ -178,7 +178,7 @@ export class Panel {
     const found = answers.filter((answer) => answer.found !== undefined);
     const peak = this.task.peak ? Math.max(0, ...found.map((answer) => this.task.peak(answer.found))) : 1;
     this.columns.classList.toggle("two", answers.length > 1);
-    this.element.classList.toggle("comparing", answers.length > 1);
+    this.element.classList.toggle("stacked", this.task.wide || answers.length > 1);
     const focused = this.columns.contains(document.activeElement) ? focusPath(this.columns) : null;
     this.columns.replaceChildren(...answers.map((answer, i) => {
       const heading = answers.length > 1 ? el("h3", {}, answer.model.id) : null;

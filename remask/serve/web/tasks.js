@@ -1,7 +1,7 @@
 // The tasks of the page, one entry each: the path under /v1, what is asked for, what is sent, how the answer is shown.
 // request(values, model) -> the body, or {wait} with a hint while something is missing.
 // show(answer, values, context) -> an element; say(answer) -> the same in a sentence for screen readers.
-// A field with `local` changes only what is shown; `many` says that each line is an input of its own.
+// A field with `local` changes only what is shown; `many`: each line is an input of its own; `wide`: wants the width.
 
 import { attention, headWeights } from "./attention.js";
 import { count, decimal, el, percent } from "./dom.js";
@@ -173,6 +173,7 @@ const tokenize = {
 
 const look = {
   name: "Attention",
+  wide: true,
   path: "encode",
   fields: [
     { key: "text", label: "Text", kind: "text", rows: 3, start: "The animal did not cross the street because it was too tired." },

@@ -19,8 +19,7 @@ export function bars(caption, rows, peak) {
       el("td", { class: "value" }, row.text),
     );
   });
-  const head = el("thead", { class: "hidden" }, el("tr", {}, ...["what", "bar", "value"].map((name) => el("th", { scope: "col" }, name))));
-  return el("table", { class: "bars" }, el("caption", { class: "hidden" }, caption), head, el("tbody", {}, ...body));
+  return el("table", { class: "bars", "aria-label": caption }, el("tbody", {}, ...body));
 }
 
 /** A candidate for a mask: words as they are, pieces that join the word before them with a sign for that. */
@@ -103,24 +102,25 @@ export function tokenCount(list, text) {
   return `${count(number, "token")}, ${count([...text].length, "character")}, ${count(bytes, "byte")}${ratio}`;
 }
 
-/** How close each text is to each other one (cosine), shaded. */
+/** How close each text is to each other one (cosine), shaded from the least to the most alike pair. */
 export function similarities(texts, vectors) {
+  const scores = vectors.map((a) => vectors.map((b) => cosine(a, b)));
+  const pairs = scores.flatMap((line, i) => line.filter((_, j) => j !== i));
+  const [low, high] = [Math.min(...pairs), Math.max(...pairs)];
   const number = texts.map((_, i) => el("th", { scope: "col" }, String(i + 1)));
   const rows = texts.map((text, i) => el(
     "tr",
     {},
     el("th", { scope: "row" }, `${i + 1}. ${text}`),
     ...texts.map((_, j) => {
-      const score = cosine(vectors[i], vectors[j]);
-      const cell = el("td", { class: "value shaded" }, decimal(score));
-      cell.style.setProperty("--weight", Math.max(0, score).toFixed(3));
+      const cell = el("td", { class: i === j ? "value soft" : "value shaded" }, decimal(scores[i][j]));
+      cell.style.setProperty("--weight", (high > low ? (scores[i][j] - low) / (high - low) : 0).toFixed(3));
       return cell;
     }),
   ));
   const table = el(
     "table",
-    { class: "matrix" },
-    el("caption", { class: "hidden" }, "Similarity of each text to each other one"),
+    { class: "matrix", "aria-label": "Similarity of each text to each other one" },
     el("thead", {}, el("tr", {}, el("td", {}), ...number)),
     el("tbody", {}, ...rows),
   );
