@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from remask.train.budget import Plan
 from remask.train.distributed import World
 from remask.train.guard import Consumed, Guard
 from remask.train.log import Metrics, Window, plain
+from remask.train.narrow import NarrowWeights
 from remask.train.optim import Average, Optimizer
 from remask.train.precision import Precision, choose_device, choose_precision, products_per_second
 from remask.train.schedule import lr_fraction
@@ -56,6 +58,7 @@ class Session:
         self.model = _made_ready(model, settings).to(self.device)
         self._flops_per_token, self._peak = flops_per_token, 0.0
         self.precision = Precision("fp32", self.device)  # settled in restore_or_start
+        self._narrow = NarrowWeights(self.model) if settings.weights == "bf16-master" else None
         self.optimizer = Optimizer(self.model, settings)
         self.average = Average(self.model, settings.ema_decay) if settings.ema_decay else None
         self.checkpoints = checkpoint.Checkpoints(folder, carried, settings.keep_checkpoints, progress.warn)
@@ -113,6 +116,10 @@ class Session:
         if self.settings.precision == "auto":
             self.say(f"  precision {name} on {self.device}: {reason}")
         self.precision = Precision(name, self.device)
+        if self._narrow is not None and name != "bf16":
+            raise ConfigError(
+                f"train.weights = {self.settings.weights}: goes with precision bf16, and this run has {name}"
+            )
         if self._flops_per_token:
             self._peak = self.world.size * products_per_second(self.device, name)
 
@@ -174,6 +181,10 @@ class Session:
         return (self.seed * 1_000_003 + self.step * 8191 + self.world.rank) & 0x7FFF_FFFF_FFFF_FFFF
 
     # ------------------------------------------------------------------------------------- one step
+
+    def narrowed(self) -> AbstractContextManager[None]:
+        """For the passes of a step: weights in the format that the settings ask for."""
+        return nullcontext() if self._narrow is None else self._narrow.in_use()
 
     @torch.no_grad()
     def unscaled_grad_norm(self) -> float:

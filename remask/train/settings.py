@@ -82,7 +82,12 @@ class TrainSettings(Config):
 
     # How it is computed.
     precision: Precision = switch(
-        "auto", "Of products; weights stay fp32. auto: bf16 where the hardware has it and it works.", effect="speed"
+        "auto", "Of products; weights learn in fp32. auto: bf16 where the hardware has it and it works.", effect="speed"
+    )
+    weights: Literal["fp32", "bf16-master"] = switch(
+        "fp32",
+        "With precision bf16: weights cast for every micro-batch, or bf16 copies of fp32 masters made once a step.",
+        effect="speed",
     )
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps.")
     compile: bool = switch(False, "torch.compile the encoder.", effect="speed")

@@ -41,18 +41,19 @@ def forward_backward(run: Session, micro_batches: Sequence[Batch]) -> Step | Non
     totals: dict[str, list[Any]] = {name: [0.0, 0.0] for name in names}
     torch.manual_seed(run.step_seed())
     run.optimizer.zero_grad()
-    for batch in micro_batches:
-        if signals.requested():
-            break
-        with run.precision.autocast():
-            loss = objective(run.model, batch.map(run.to_device), run.step + 1)
-            scaled = sum(
-                part.sum * (objective.weights[name] * run.precision.scale / max(1.0, counts[name]))
-                for name, part in loss.parts.items()
-            )
-        if isinstance(scaled, torch.Tensor) and scaled.requires_grad:
-            scaled.backward()
-        _add(totals, loss)
+    with run.narrowed():
+        for batch in micro_batches:
+            if signals.requested():
+                break
+            with run.precision.autocast():
+                loss = objective(run.model, batch.map(run.to_device), run.step + 1)
+                scaled = sum(
+                    part.sum * (objective.weights[name] * run.precision.scale / max(1.0, counts[name]))
+                    for name, part in loss.parts.items()
+                )
+            if isinstance(scaled, torch.Tensor) and scaled.requires_grad:
+                scaled.backward()
+            _add(totals, loss)
     if world.any(signals.requested()):
         run.optimizer.zero_grad()
         return None
