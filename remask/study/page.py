@@ -6,6 +6,7 @@ Content-Security-Policy. Not here: what a report says.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -40,9 +41,11 @@ td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
 code,pre{font:13px/1.5 ui-monospace,Menlo,monospace}
 pre{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px;overflow-x:auto}
 details{margin:10px 0}summary{cursor:pointer;color:var(--accent)}
+a{color:var(--accent)}p code{overflow-wrap:anywhere}
 mark{background:none;color:var(--accent);font-weight:600}
 """
 
+SERVED_AT = "127.0.0.1:8000"  # where `remask serve` answers unless told otherwise
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
@@ -93,6 +96,12 @@ class Page:
     def code(self, text: str, summary: str = "") -> None:
         block = f"<pre>{escape(text)}</pre>"
         self._parts.append(f"<details><summary>{escape(summary)}</summary>{block}</details>" if summary else block)
+
+    def playground(self, model: str) -> None:
+        """How to try the model in a browser: the command, and a link to the page that it serves."""
+        command = escape(f"remask serve {shlex.quote(model)}")
+        link = f"<a href='http://{SERVED_AT}/'>{SERVED_AT}</a>"
+        self._parts.append(f"<p>Try it in a browser: <code>{command}</code>, then open {link}.</p>")
 
     def html(self) -> str:
         return (

@@ -20,6 +20,7 @@ def training_report(run: RunFolder, unigram_nats: float | None = None) -> str:
     """Curves, last values, config and machine of one run."""
     page = Page(f"Training run {run.folder.name}", "made by remask report")
     page.tiles(_training_tiles(run))
+    page.playground(str(run.folder))
     _loss_curve(page, run, unigram_nats)
     _samples(page, run)
     _other_curves(page, run)
@@ -91,6 +92,7 @@ def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
     page.heading("How long it took")
     page.table(["stage", "seconds"], [[name, seconds] for name, seconds in facts["seconds"].items()])
     page.heading("Where things are")
+    page.playground(facts["model"])
     page.code("\n".join([f"model   {facts['model']}", f"report  {facts['report']}", "", *facts["next_commands"]]))
     _other_curves(page, run)
     _setting(page, run)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -29,6 +31,14 @@ def test_training_report_shows_the_last_values(tmp_path: Path) -> None:
     html = training_report(read_run(make_run(tmp_path / "run", 3.25, 0.001)), unigram_nats=7.5)
     for word in ("3.25", "12.5", "word frequencies alone", "learning_rate"):
         assert word in html
+
+
+def test_training_report_says_how_to_try_the_model(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "my <b>run", 3.25, 0.001)
+    html = training_report(read_run(run))
+    assert escape(f"remask serve {shlex.quote(str(run))}") in html
+    assert "href='http://127.0.0.1:8000/'" in html
+    assert "<b>run" not in html
 
 
 def test_a_page_escapes_and_needs_nothing_from_outside() -> None:
