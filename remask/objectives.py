@@ -9,7 +9,7 @@ without it. Not here: which tokens are masked (data), the tasks' objectives, the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -186,7 +186,7 @@ def _predicts_next(batch: Batch) -> Array:
     return follows_BS
 
 
-def held_out(model: Any, batches: Sequence[Batch], token_lengths_V: np.ndarray) -> dict[str, float]:
+def held_out(model: Any, batches: Iterable[Batch], token_lengths_V: np.ndarray) -> dict[str, float]:
     """Masked LM on fixed batches of numpy arrays: loss in nats per masked token, perplexity, accuracy, bits per byte.
 
     Bits per byte: the sum of -log2 p over the masked tokens by the bytes of those tokens."""
@@ -215,7 +215,7 @@ def held_out(model: Any, batches: Sequence[Batch], token_lengths_V: np.ndarray) 
     }
 
 
-def sentence_accuracy(model: Any, batches: Sequence[Batch]) -> float:
+def sentence_accuracy(model: Any, batches: Iterable[Batch]) -> float:
     """Share of held-out pairs whose relation (NSP or SOP, as the batches have it) is told rightly."""
     import torch
 

@@ -13,18 +13,19 @@ import os
 import platform
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 import numpy as np
 
+from remask import signals
 from remask.artifacts import lock, open_artifact, write_bytes, write_json
 from remask.commands import Common, common_options
 from remask.config import Built, Config, dump, setting, switch, to_yaml
 from remask.data.settings import DataSettings
-from remask.errors import ConfigError, MissingInputError, OutputError
+from remask.errors import ConfigError, MissingInputError, OutputError, Stopped
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.objectives import ObjectiveSettings
 from remask.progress import Progress
@@ -143,8 +144,12 @@ def _run(
             identity=_identity(run, artifact.fingerprint, tokenizer),
             carried=model_files(network.settings, network.head_settings, prepared / "tokenizer"),
             evaluate=lambda model: {
-                **held_out(model, held, tokenizer.token_lengths),
-                **({"sentence_accuracy": sentence_accuracy(model, held_pairs)} if has_pairs else {}),
+                **held_out(model, _until_stopped(held, world), tokenizer.token_lengths),
+                **(
+                    {"sentence_accuracy": sentence_accuracy(model, _until_stopped(held_pairs, world))}
+                    if has_pairs
+                    else {}
+                ),
                 "samples": _samples(model, held[0], tokenizer),
             },
             progress=progress,
@@ -167,6 +172,14 @@ def _run(
             write_json(out / "run.json", {**write_facts, "result": found})
             write_bytes(out / "report.html", training_report(read_run(out), unigram_nats).encode())
         return {**found, "unigram_nats": unigram_nats, "parameters": facts["parameters"]}
+
+
+def _until_stopped(batches: Iterable[Batch], world: World) -> Iterator[Batch]:
+    """The batches of an evaluation; a signal ends it on all ranks at once."""
+    for batch in batches:
+        if world.any(signals.requested()):
+            raise Stopped("stopped before the first step; run the same command again")
+        yield batch
 
 
 def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress) -> Network:

@@ -135,7 +135,7 @@ class Checkpoints:
             (aside / "state.json").write_text(text + "\n", encoding="utf-8")
             return {"step": step}
 
-        publish(folder, STAGE, fill)
+        publish(folder, STAGE, fill, replace=True)
         artifact = open_artifact(folder, STAGE, verify=True)
         self._verified.add(folder)
         self._prune(None if needed is None else self._of(needed))

@@ -24,7 +24,7 @@ from remask.train.ahead import Ahead
 from remask.train.budget import Evaluate
 from remask.train.checkpoint import Files
 from remask.train.distributed import World
-from remask.train.session import Session
+from remask.train.session import GO_ON, Session
 from remask.train.settings import TrainSettings
 from remask.train.step import forward_backward
 
@@ -77,7 +77,7 @@ def train(
             step = forward_backward(run, micro_batches)
             if step is None:
                 run.save(planned=False)
-                raise Stopped(f"stopped after step {run.step:,}, saved; run the same command again to go on")
+                raise Stopped(f"stopped after step {run.step:,}, saved; {GO_ON}")
             reason = run.judge(step)
             if not reason:
                 run.update(step)
@@ -89,8 +89,7 @@ def train(
                 run.write_metrics()
             if run.is_due(run.eval_every) or run.step == run.num_steps:
                 run.evaluate(evaluate)
-            if run.is_due(run.save_every) or run.step == run.num_steps:
-                run.save()
+            run.save_if_due()
             _show(stage, run)
         return TrainResult(run.step, dict(run.last_metrics), run.last_checkpoint)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from remask.artifacts import Artifact, open_artifact
 from remask.config import differences
-from remask.errors import ConfigError, DataError, GaveUpError
+from remask.errors import ConfigError, DataError, GaveUpError, Stopped
 from remask.progress import Progress
 from remask.schema import Batch, BatchSource, Objective
 from remask.train import budget, checkpoint
-from remask.train.budget import Plan
+from remask.train.budget import Evaluate, Plan
 from remask.train.distributed import World
 from remask.train.guard import Consumed, Guard
 from remask.train.log import Metrics, Window, plain
@@ -34,6 +34,8 @@ from remask.train.precision import Precision, choose_device, choose_precision, p
 from remask.train.schedule import lr_fraction
 from remask.train.settings import TrainSettings
 from remask.train.step import Step
+
+GO_ON = "run the same command again to go on"
 
 
 class Session:
@@ -75,6 +77,7 @@ class Session:
         self._seconds_before = 0.0
         self._started = self._window_started = time.monotonic()
         self._window_tokens = 0
+        self._owes_evaluation = False  # one was due after this step, and a signal came before its end
         self._good_step = -1  # of the last planned checkpoint outside a series of bad steps: where to go back to
         self._since = Consumed({})  # what was read since then
         self._metrics: Metrics | None = None
@@ -82,7 +85,7 @@ class Session:
     # ------------------------------------------------------------------------------------- start and resume
 
     def restore_or_start(
-        self, batches: BatchSource, evaluate: Callable[[Any], Any] | None, allow_change: Sequence[str]
+        self, batches: BatchSource, evaluate: Evaluate | None, allow_change: Sequence[str]
     ) -> BatchSource:
         """Go on from the newest good checkpoint, or plan the run and save its start."""
         found = self._newest()
@@ -108,7 +111,15 @@ class Session:
             self.cursor = batches.first_cursor()
             if self.save_every:
                 self.save()
+        elif self._owes_evaluation:
+            self.evaluate(evaluate)
+            self._saved_step = -1  # the stop's own checkpoint knows nothing of it
+            self.save_if_due()
         return batches
+
+    def save_if_due(self) -> None:
+        if self.is_due(self.save_every) or self.step == self.num_steps:
+            self.save()
 
     def _settle_precision(self, used: str | None) -> None:
         name, reason = choose_precision(self.settings.precision, self.device, used)
@@ -257,16 +268,24 @@ class Session:
         self.window.clear()
         self._window_started, self._window_tokens = time.monotonic(), 0
 
-    def evaluate(self, evaluate: Callable[[Any], Mapping[str, float]] | None) -> None:
+    def evaluate(self, evaluate: Evaluate | None) -> None:
+        """Log what `evaluate` says. It may raise Stopped at a signal, on all ranks: then it comes again, whole, when
+        the run goes on."""
         if evaluate is None:
             return
         started = time.monotonic()
-        named = self.evaluated(evaluate)
+        self._owes_evaluation = True
+        try:
+            named = self.evaluated(evaluate)
+        except Stopped:
+            self.save(planned=False)
+            raise Stopped(f"stopped in the evaluation after step {self.step:,}, saved; {GO_ON}") from None
+        self._owes_evaluation = False
         self._write(named)
         self.last_metrics |= {name: value for name, value in named.items() if isinstance(value, float)}
         self._window_started += time.monotonic() - started  # not part of the training speed
 
-    def evaluated(self, evaluate: Callable[[Any], Mapping[str, Any]]) -> dict[str, Any]:
+    def evaluated(self, evaluate: Evaluate) -> dict[str, Any]:
         """What `evaluate` says of the model as it would be saved now: numbers, and lists for the log alone."""
         if self.average is not None:
             self.average.swap(self.model)
@@ -331,6 +350,7 @@ class Session:
             "shown_loss": self.shown_loss,
             "last_metrics": {name: plain(value) for name, value in self.last_metrics.items()},
             "metric_names": sorted(self.metric_names),
+            "owes_evaluation": self._owes_evaluation,
             "good_step": self._good_step,
             "since_good_step": self._since.state(),
             "metrics_size": self._metrics.size if self._metrics is not None else 0,
@@ -355,6 +375,7 @@ class Session:
         self.metric_names = set(state["metric_names"])
         self._seconds_before, self._started = state["seconds"], time.monotonic()
         self._saved_step, self.last_checkpoint = self.step, found.folder
+        self._owes_evaluation = state.get("owes_evaluation", False)
         self._good_step, self._since = state["good_step"], Consumed(**state["since_good_step"])
         return state["metrics_size"]
 

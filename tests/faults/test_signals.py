@@ -58,6 +58,38 @@ def test_a_signal_at_any_moment_saves_and_exits_75(
     assert reached >= 4
 
 
+def test_a_signal_in_a_long_evaluation_does_not_wait_for_its_end(
+    tmp_path: Path, words: tuple[str | Path, ...], zygote: Zygote
+) -> None:
+    code = f"""
+import sys, time
+from remask.model.network import Network
+plain = Network.masked_lm
+def slow(self, *rest):
+    if not self.training:
+        with open({str(tmp_path / "evaluates")!r}, "a") as file:
+            file.write("x")
+        time.sleep(0.1)
+    return plain(self, *rest)
+Network.masked_lm = slow
+sys.argv = ["remask", *{[str(word) for word in words]!r}, "--set", "data.evaluation.batch_rows=1"]
+from remask.__main__ import main
+main()
+"""
+    batches = tmp_path / "evaluates"
+    done = zygote.execute(code, signals=[(0.0, "SIGTERM")], wait_for=batches)
+    assert done.returncode == 75, done.stderr
+    assert "in the evaluation after step 9, saved; run the same command again" in done.stderr
+    assert 1 <= batches.stat().st_size < 30  # of 64
+    assert assert_last_step_is_saved(tmp_path / "out") == 9
+    size = (tmp_path / "out" / "metrics.jsonl").stat().st_size
+    again = zygote.run(*words, "--set", "data.evaluation.batch_rows=1", signals=[(0.5, "SIGINT")],
+                       wait_for=tmp_path / "out" / "metrics.jsonl", size=size)  # fmt: skip
+    assert again.returncode == 75, again.stderr
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert next(line["step"] for line in lines if "eval/loss" in line) == 9
+
+
 def test_a_second_signal_ends_at_once(tmp_path: Path, words: tuple[str | Path, ...], zygote: Zygote) -> None:
     """A save that hangs: the second signal does not wait for it."""
     code = f"""

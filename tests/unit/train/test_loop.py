@@ -145,6 +145,35 @@ class StopAt(ToyBatches):
         return super().take(cursor)
 
 
+@pytest.mark.parametrize("save_every", [10, 15, 0])
+@pytest.mark.parametrize("calls", ["stop stop go go", "go stop stop go", "stop go stop go"])
+def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_again(
+    tmp_path: Path, calls: str, save_every: int
+) -> None:
+    """After steps 20 and 40: also twice at the same place, after the last step, and where a checkpoint is due."""
+    whole = run(tmp_path / "whole", evaluate=_evaluate, save_every=save_every)
+    coming = calls.split()
+
+    def interrupted(model: Any) -> dict[str, float]:
+        if coming.pop(0) == "stop":
+            raise Stopped("a signal between two batches")
+        return _evaluate(model)
+
+    for _ in range(2):
+        with pytest.raises(Stopped, match=r"in the evaluation after step [24]0, saved; run the same"):
+            run(tmp_path / "parts", evaluate=interrupted, save_every=save_every)
+        done = calls.split()[: 4 - len(coming)].count("go")
+        assert (tmp_path / "parts" / "checkpoints" / f"step-{20 + 20 * done:09d}").is_dir()
+    parts = run(tmp_path / "parts", evaluate=interrupted, save_every=save_every)
+    assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
+    states = [json.loads((r.checkpoint / "state.json").read_text()) for r in (whole, parts)]
+    for state in states:
+        del state["seconds"], state["metrics_size"]
+    assert states[0] == states[1]
+    assert same(weights(whole), weights(parts))
+    assert whole.metrics == parts.metrics == run(tmp_path / "parts", save_every=save_every).metrics
+
+
 def test_a_changed_run_is_refused_unless_named(tmp_path: Path) -> None:
     run(tmp_path)
     with pytest.raises(ConfigError, match=r"train.learning_rate: 0.01 -> 0.02"):
