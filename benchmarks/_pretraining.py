@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from _rig import Turns, forget_peak, memory_mb
 
 # layers, width, heads, FFN, vocabulary. Base has RoBERTa's own vocabulary.
@@ -90,7 +89,7 @@ def write_tokens(folder: Path, vocab_size: int, num_tokens: int) -> None:
     artifacts.publish(folder, STAGE, fill)
 
 
-def our_batches(options: argparse.Namespace, work: Path) -> Any:
+def our_batches(options: argparse.Namespace, work: Path, world: Any = None) -> Any:
     from remask.data.batches import open_batches
     from remask.data.settings import BatchSettings, DataSettings
 
@@ -99,7 +98,10 @@ def our_batches(options: argparse.Namespace, work: Path) -> Any:
         batch=BatchSettings(num_rows=options.batch, micro_rows=options.batch),
     )  # fmt: skip
     vocabulary = Vocabulary(SIZES[options.size][4])
-    return open_batches(work / "prepared", settings, vocabulary, seed=1, total_steps=num_steps(options))
+    rank, size = (0, 1) if world is None else (world.rank, world.size)
+    return open_batches(
+        work / "prepared", settings, vocabulary, seed=1, rank=rank, world_size=size, total_steps=num_steps(options)
+    )
 
 
 def plain_rows(batches: Any, count: int, special_ids: tuple[int, ...]) -> list[dict[str, list[int]]]:
@@ -168,13 +170,14 @@ def run_ours(options: argparse.Namespace, turns: Turns, network: Any = None, wor
     torch.set_num_threads(options.threads)
     imported = memory_mb("VmRSS")
     forget_peak()
-    batches = our_batches(options, options.work)
+    batches = our_batches(options, options.work, world)
     network = open_model(options.work / "model").network if network is None else network
     assert network.settings.dropout == network.settings.attention_dropout == options.dropout
     seen: set[str] = set()
     note_dtype(network.encoder.ffns[0].up, seen)
     tokens_per_step = options.batch * options.length  # blocks have no padding; checked on the first batch
-    assert sum(batch.num_tokens for batch in batches.take(batches.first_cursor())[0]) == tokens_per_step
+    own = sum(batch.num_tokens for batch in batches.take(batches.first_cursor())[0])
+    assert own * (1 if world is None else world.size) == tokens_per_step
 
     class Paced(Progress):
         def show(self, stage: Any) -> None:
@@ -195,10 +198,10 @@ def run_ours(options: argparse.Namespace, turns: Turns, network: Any = None, wor
             )  # fmt: skip
             raise AssertionError("the budget ended before the rounds did")
         except Enough:
-            lines = (Path(folder) / "metrics.jsonl").read_text().splitlines() if not world or world.is_first else []
+            if world is not None and not world.is_first:
+                return {}
+            lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
     losses = [json.loads(line)["train/loss"] for line in lines]
-    if world is not None and not world.is_first:
-        return {}
     return last_words(losses, seen, options, imported_mb=imported)
 
 
