@@ -30,6 +30,7 @@ VERBS = {
     "export": "A finished model -> a folder that transformers loads.",
     "fill-mask": "The likeliest words for a mask in a text.",
     "encode": "Token ids and last hidden states of every text of a file.",
+    "serve": "An HTTP server and a page for one or several models.",
     "describe": "Parameters by part, FLOPs, memory and time of a model or run file.",
     "switches": "Every design decision that can be turned, its values and its effect.",
     "doctor": "What this machine can do, and what to do about what it cannot.",

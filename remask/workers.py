@@ -124,7 +124,7 @@ def _receive(link: Connection, process: Any) -> tuple[int, Any]:
 def _serve(link: Connection, parent: int) -> None:
     """A worker's life: one function, then items until the other end closes."""
     signals.ignore()
-    _die_with_parent(parent)
+    die_with_parent(parent)
     for name in _ONE_THREAD:
         os.environ[name] = "1"
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -154,7 +154,7 @@ def _portable(error: Exception) -> Exception:
     return error
 
 
-def _die_with_parent(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """SIGKILL to the parent leaves no time to end the workers, so the system does it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -22,6 +22,7 @@ RUN_MODELS = {
     "predict": "remask.commands.predict:PredictRun",
     "fill-mask": "remask.commands.fill_mask:FillMaskRun",
     "encode": "remask.commands.encode:EncodeRun",
+    "serve": "remask.commands.serve:ServeRun",
     "import": "remask.commands.import:ImportRun",
     "export": "remask.commands.export:ExportRun",
     "describe": "remask.commands.describe:DescribeRun",

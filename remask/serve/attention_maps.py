@@ -6,12 +6,14 @@ numbers, so they are made again from what each layer's query-key-value product g
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from remask.model.attention import Sight, rotary_angles, rotate
+from remask.model.encoder import Attention
 from remask.model.network import Network
 from remask.schema import Batch
 
@@ -23,13 +25,15 @@ def attention_maps(network: Network, batch: Batch) -> np.ndarray:
     """probabilities_LNSS in fp32."""
     settings = network.settings
     size = batch.input_ids_BS.shape[1]
-    assert batch.num_rows == 1 and int(batch.lengths_B[0]) == size <= MAX_TOKENS
+    assert batch.num_rows == 1
+    assert int(batch.lengths_B[0]) == size <= MAX_TOKENS
     products: list[torch.Tensor] = []  # in the order of the layers, also where layers share their weights
 
     def keep(module: Any, args: Any, output: torch.Tensor) -> None:
         products.append(output.float())
 
-    hooks = [attention.qkv.register_forward_hook(keep) for attention in network.encoder.attentions]
+    attentions = cast(Iterable[Attention], network.encoder.attentions)
+    hooks = [attention.qkv.register_forward_hook(keep) for attention in attentions]
     try:
         network.encode(batch)
     finally:

@@ -174,7 +174,7 @@ class Questions:
 
     def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "error") -> Question[list[Label]]:
         self._need("classify")
-        rows = [self._row(text, long_texts) for text in _several(texts)]
+        rows = [self.row(text, long_texts) for text in _several(texts)]
         read = Reading(
             "classify", lambda batch, hidden: self._labels(self.network.classify(hidden, batch.lengths_B).float())
         )
@@ -265,7 +265,7 @@ class Questions:
         self._need("choose")
         if len(options) < 2:
             raise DataError(f"{len(options)} options: a choice needs at least two")
-        rows = [self._row((text, option), long_texts) for option in options]
+        rows = [self.row((text, option), long_texts) for option in options]
         scores = yield (
             rows,
             Reading("choose", lambda batch, hidden: self.network.choose(hidden, batch.lengths_B).float().tolist()),
@@ -283,7 +283,7 @@ class Questions:
         normalize: bool = True,
         long_texts: LongTexts = "error",
     ) -> Question[np.ndarray]:
-        rows = [self._row(text, long_texts) for text in _several(texts)]
+        rows = [self.row(text, long_texts) for text in _several(texts)]
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[np.ndarray]:
             vectors_BD = self.network.embed(hidden_BSD, batch.lengths_B, pooling).float()
@@ -302,7 +302,7 @@ class Questions:
     def encode(
         self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "error", marked: bool = False
     ) -> Question[list[Encoded]]:
-        rows = [self._row(text, long_texts, marked) for text in _several(texts)]
+        rows = [self.row(text, long_texts, marked) for text in _several(texts)]
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[Encoded]:
             lengths, states = batch.lengths_B.tolist(), hidden_BSD.float().cpu().numpy()
@@ -325,7 +325,8 @@ class Questions:
         if method not in self.methods:
             raise CannotError(f"{self.folder.name}: this model cannot {method}; it can {', '.join(self.methods)}")
 
-    def _row(self, text: str | Pair, long_texts: LongTexts, marked: bool = False) -> Row:
+    def row(self, text: str | Pair, long_texts: LongTexts, marked: bool = False) -> Row:
+        """A text or pair with its special tokens. `marked`: the mask's name in it is the mask."""
         texts = [text] if isinstance(text, str) else list(text)
         encode = self.tokenizer.encode_marked if marked else self.tokenizer.encode
         return self._joined([encode(part) for part in texts], long_texts, texts[0])

@@ -1,0 +1,97 @@
+"""`remask serve MODEL…`: an HTTP server and a page for one or several models.
+
+MODEL is a run, checkpoint, model or Hugging Face folder, or ID=FOLDER; a run's training steps can be asked for as
+ID@STEP. Needs the extra `serve`. Not here: everything that serves (remask/serve).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import click
+
+from remask.commands import Common, common_options, run_file
+from remask.config import Config, setting
+from remask.errors import UnavailableError
+from remask.progress import Progress
+from remask.serve.catalog import entries
+from remask.serve.settings import ServeSettings
+
+
+class ServeRun(Config):
+    """What is served, and where. A token is no part of it: run files are kept and shared."""
+
+    models: tuple[str, ...] = setting(..., "run, checkpoint, model or Hugging Face folders, or ID=FOLDER", min_length=1)
+    host: str = setting("127.0.0.1", "the address to listen at; beyond loopback only with a token")
+    port: int = setting(8000, "the port; 0: a free one", ge=0, le=65_535)
+    precision: Literal["auto", "fp32", "bf16"] = setting(
+        "auto", "of matrix products; auto: bf16 where the machine has it"
+    )
+    device: str = setting("cpu", "cpu, cuda, ...")
+    limits: ServeSettings = setting(ServeSettings(), "how much the server takes on")
+
+
+@click.command()
+@click.argument("words", nargs=-1, required=True, metavar="RUN.yaml | MODEL…")
+@click.option("--host", help="The address to listen at (127.0.0.1); beyond loopback only with a token.")
+@click.option("--port", type=int, help="The port (8000); 0: a free one.")
+@click.option("--token", envvar="REMASK_TOKEN", help="What clients must send as Authorization: Bearer TOKEN.")
+@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Of matrix products.")
+@common_options
+def command(
+    words: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    token: str | None,
+    precision: str | None,
+    common: Common,
+) -> None:
+    """Serve MODELs over HTTP, with a page at /. Stops after a signal when all requests are answered."""
+    file, first, rest = run_file(words)
+    models = None if first is None else [first, *rest]
+    built = common.build(ServeRun, file, models=models, host=host, port=port, precision=precision)
+    main(built.run, token, common=common)
+
+
+def main(run: ServeRun, token: str | None, *, common: Common) -> None:
+    """Check the address, load the models, serve."""
+    try:
+        from remask.serve.server import Address, check_address, serve
+    except ImportError as error:
+        raise UnavailableError(f'{error.name} is not installed: pip install "remask[serve]"') from None
+    address = Address(run.host, run.port, token)
+    check_address(address)
+    found = entries(run.models)
+    if common.dry_run:
+        return
+    progress: Progress = common.progress
+    progress.say(f"loading {', '.join(entry.id for entry in found)} ...")
+
+    def on_ready(url: str, models: list[dict[str, Any]]) -> None:
+        lines = [f"serving at {url}"]
+        for model in models:
+            lines.append(f"  {model['id']} ({model['precision']}): {', '.join(model['tasks'])}")
+        common.result({"url": url, "models": models}, "\n".join(lines))
+
+    serve(
+        found,
+        address,
+        run.limits,
+        precision=run.precision,
+        device=run.device,
+        choose_precision=choose_format,
+        on_ready=on_ready,
+        say=progress.warn,
+    )
+
+
+def choose_format(precision: str, device: str) -> str:
+    """fp32 or bf16, as training chooses; runs in the engine's process, since this one has no torch."""
+    import torch
+
+    from remask.train.precision import choose_precision
+
+    try:
+        return choose_precision(precision, torch.device(device))[0]
+    except UnavailableError as error:
+        raise UnavailableError(str(error).replace("train.precision", "precision")) from None

@@ -1,0 +1,255 @@
+"""What clients send and get: one strict, bounded model for each path; the OpenAPI document is made from these.
+
+Out of a checked request come plain inputs (texts, tuples) and options for the engine. The answers' models only
+document: the engine's process writes the JSON itself. Not here: routes (app), what the answers mean (answers.py).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+MAX_BODY_BYTES = 2_000_000
+MAX_INPUTS = 256
+MAX_CHARACTERS = 200_000
+
+Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
+Word = Annotated[str, Field(min_length=1, max_length=200)]
+LongTexts = Annotated[
+    Literal["error", "cut"], Field(description="a text beyond the model's length: refuse it or cut it")
+]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
+
+
+class TextPair(Strict):
+    text: Text
+    text2: Text
+
+
+class QuestionContext(Strict):
+    question: Annotated[Text, Field(min_length=1)]
+    context: Annotated[Text, Field(min_length=1)]
+
+
+class TextOptions(Strict):
+    text: Text
+    options: list[Text] = Field(min_length=2, max_length=32)
+
+
+class QueryTexts(Strict):
+    query: Text
+    texts: list[Text] = Field(min_length=1, max_length=MAX_INPUTS)
+
+
+ListPair = Annotated[list[Text], Field(min_length=2, max_length=2)]
+Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
+
+
+class Asked(Strict):
+    """What every request has."""
+
+    model: Annotated[str, Field(min_length=1, max_length=120, description="an id of /v1/models, or ID@STEP")] | None = (
+        None
+    )
+
+    def items(self) -> list[Any]:
+        """The inputs as a list, whether one or several were sent."""
+        inputs = self.model_dump(include={"inputs"})["inputs"]
+        return [_plain(item) for item in (inputs if isinstance(inputs, list) else [inputs])]
+
+    def options(self) -> dict[str, Any]:
+        return self.model_dump(exclude={"model", "inputs"})
+
+
+def _plain(item: Any) -> Any:
+    return tuple(item.values()) if isinstance(item, dict) else item
+
+
+class FillMask(Asked):
+    inputs: Texts
+    top_k: int = Field(5, ge=1, le=100)
+    targets: Annotated[list[Word], Field(min_length=1, max_length=1_000)] | None = None
+
+
+class Classify(Asked):
+    inputs: Texts
+    long_texts: LongTexts = "error"
+
+
+class _Pairs(Asked):
+    """One pair sent as a list of two texts looks like a list: it is told from a list of pairs by what it holds."""
+
+    def items(self) -> list[Any]:
+        inputs = self.model_dump(include={"inputs"})["inputs"]
+        if isinstance(inputs, list) and not isinstance(inputs[0], str):
+            several = inputs
+        else:
+            several = [inputs]
+        return [tuple(item.values()) if isinstance(item, dict) else tuple(item) for item in several]
+
+
+class Pairs(_Pairs):
+    inputs: TextPair | ListPair | Annotated[list[TextPair | ListPair], Field(min_length=1, max_length=MAX_INPUTS)]
+    long_texts: LongTexts = "error"
+
+
+class Tag(Asked):
+    inputs: Texts
+
+
+class Answer(Asked):
+    inputs: QuestionContext | Annotated[list[QuestionContext], Field(min_length=1, max_length=MAX_INPUTS)]
+
+
+class Choose(Asked):
+    inputs: TextOptions | Annotated[list[TextOptions], Field(min_length=1, max_length=MAX_INPUTS)]
+    long_texts: LongTexts = "error"
+
+
+class Embed(Asked):
+    inputs: Texts
+    pooling: Literal["first", "mean"] | None = None
+    normalize: bool = True
+    long_texts: LongTexts = "error"
+
+
+class Rank(Asked):
+    inputs: QueryTexts | Annotated[list[QueryTexts], Field(min_length=1, max_length=MAX_INPUTS)]
+    top_k: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = None
+    long_texts: LongTexts = "error"
+
+
+class Encode(Asked):
+    inputs: Text | TextPair | Annotated[list[Text | TextPair | ListPair], Field(min_length=1, max_length=MAX_INPUTS)]
+    states: bool = True
+    attentions: bool = False
+    marked: bool = False
+    long_texts: LongTexts = "error"
+
+    def items(self) -> list[Any]:
+        found = super().items()
+        return [tuple(item) if isinstance(item, list) else item for item in found]
+
+
+class Tokenize(Asked):
+    inputs: Texts
+
+
+# ------------------------------------------------------------------------------------------------- answers
+
+
+class FillOut(BaseModel):
+    score: float
+    token: int
+    token_str: str
+    sequence: str
+
+
+class LabelOut(BaseModel):
+    label: str | None
+    score: float
+    scores: dict[str, float]
+    labels: list[str]
+
+
+class EntityOut(BaseModel):
+    label: str
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+class AnswerOut(BaseModel):
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+class ChoiceOut(BaseModel):
+    index: int
+    scores: list[float]
+
+
+class RankedOut(BaseModel):
+    index: int
+    score: float
+    text: str
+
+
+class EncodedOut(BaseModel):
+    ids: list[int]
+    tokens: list[str]
+    states: list[list[float]] = Field(default=[], description="only where `states` is asked for")
+    attentions: list[list[list[list[float]]]] = Field(default=[], description="only where `attentions` is asked for")
+
+
+class TokensOut(BaseModel):
+    ids: list[int]
+    tokens: list[str]
+    spans: list[list[int]]
+
+
+def _outputs(name: str, item: Any) -> type[BaseModel]:
+    return create_model(name, model=(str, ...), outputs=(list[item], ...))
+
+
+# task -> (what is sent, what comes back, one line)
+TASKS: dict[str, tuple[type[Asked], type[BaseModel], str]] = {
+    "fill-mask": (FillMask, _outputs("FillMaskOutputs", list[FillOut]), "The likeliest tokens for each mask."),
+    "classify": (Classify, _outputs("ClassifyOutputs", LabelOut), "The class of each text, or its number."),
+    "pairs": (Pairs, _outputs("PairsOutputs", LabelOut), "The class of each pair of texts."),
+    "tag": (Tag, _outputs("TagOutputs", list[EntityOut]), "The entities of each text."),
+    "answer": (Answer, _outputs("AnswerOutputs", AnswerOut), "The piece of a context that answers a question."),
+    "choose": (Choose, _outputs("ChooseOutputs", ChoiceOut), "Which option goes with a text."),
+    "embed": (Embed, _outputs("EmbedOutputs", list[float]), "One vector for each text."),
+    "rank": (Rank, _outputs("RankOutputs", list[RankedOut]), "Texts by their closeness to a query."),
+    "encode": (Encode, _outputs("EncodeOutputs", EncodedOut), "Token ids, last hidden states, attention."),
+    "tokenize": (Tokenize, _outputs("TokenizeOutputs", TokensOut), "The tokens of each text."),
+}
+
+
+class ModelOut(BaseModel):
+    model_config = ConfigDict(protected_namespaces=())
+
+    id: str
+    default: bool
+    tasks: list[str]
+    labels: list[str] | None
+    kind: str | None
+    takes: str | None
+    mask_token: str
+    max_length: int
+    num_layers: int
+    num_heads: int
+    hidden_size: int
+    vocab_size: int
+    parameters: int
+    precision: str
+    tokenizer: str
+    step: int | None
+    steps: list[int]
+
+
+class ModelsOut(BaseModel):
+    models: list[ModelOut]
+
+
+class StateOut(BaseModel):
+    status: str
+    restarts: int
+
+
+class Fault(BaseModel):
+    code: str
+    message: str
+    field: str | None = None
+
+
+class ErrorOut(BaseModel):
+    error: Fault

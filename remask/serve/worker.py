@@ -1,0 +1,324 @@
+"""The engine's process: it owns the models, does one group of pieces after the other and writes their answers as JSON.
+
+In, through a pipe: groups of (number, model, task, inputs, options). Out: for each piece the JSON of every input, or an
+error with its code; and what was measured. While it lives it keeps moving a deadline in shared memory, after every
+layer of the network too; whoever started it ends it when the deadline has passed. Not here: HTTP, queues.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from remask import signals
+from remask.errors import DataError, RemaskError
+from remask.serve.settings import ServeSettings
+from remask.workers import die_with_parent
+
+LOADING_S = 600.0  # reading a large model from a slow disk is no stall
+_IDLE_S = 0.5
+_MAX_MASKS = 32  # of one text: each comes with its candidates and the whole text again
+_MAX_NUMBERS = 4_000_000  # of hidden states in one piece
+
+ErrorFacts = tuple[str, str]  # code and message
+Work = tuple[int, str, str, list[Any], dict[str, Any]]  # number, model (ID or ID@STEP), task, inputs, options
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What an engine is started with."""
+
+    models: Mapping[str, Path]
+    precision: str
+    device: str
+    settings: ServeSettings
+    parent: int
+
+
+class Life:
+    """The deadline in shared memory by which this process will have moved on."""
+
+    def __init__(self, deadline: Any, stall_s: float) -> None:
+        self._deadline, self._stall_s = deadline, stall_s
+
+    def beat(self, seconds: float = 0.0) -> None:
+        self._deadline.value = time.monotonic() + max(seconds, self._stall_s)
+
+
+def run(link: Connection, deadline: Any, assignment: Assignment, choose_precision: Callable[[str, str], str]) -> None:
+    """A process's life: load, say what there is, work until the other end closes."""
+    signals.ignore()
+    die_with_parent(assignment.parent)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    life = Life(deadline, assignment.settings.stall_s)
+    life.beat(LOADING_S)
+    try:
+        models = Models(assignment, life, choose_precision(assignment.precision, assignment.device))
+        facts = {name: models.facts(name) for name in assignment.models}
+        rate = models.warm_up()
+    except RemaskError as error:
+        link.send(("failed", type(error), str(error)))
+        return
+    life.beat()
+    link.send(("ready", facts, rate))
+    try:
+        while True:
+            while not link.poll(_IDLE_S):
+                life.beat()
+            group, work = link.recv()
+            life.beat()
+            began, tokens = time.perf_counter(), models.num_tokens
+            answers = models.answer(work)
+            seconds = time.perf_counter() - began
+            link.send(("done", group, answers, models.num_tokens - tokens, seconds, models.counts()))
+    except (EOFError, OSError):
+        return
+
+
+class Models:
+    """The opened models: those given for good, training steps as they are asked for (the least lately used goes)."""
+
+    def __init__(self, assignment: Assignment, life: Life, precision: Any) -> None:
+        import torch
+
+        if assignment.settings.threads:
+            torch.set_num_threads(assignment.settings.threads)
+        self.precision, self._assignment, self._life = precision, assignment, life
+        self._kept = {name: self._open(path) for name, path in assignment.models.items()}
+        self._steps: OrderedDict[str, Any] = OrderedDict()
+        self._gone = (0, 0, 0)  # counts of steps that were closed
+
+    def _open(self, path: Path) -> Any:
+        from remask.serve.engine import load
+
+        self._life.beat(LOADING_S)
+        settings = self._assignment.settings
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a damaged checkpoint that was passed over: said when serving began
+            model = load(
+                path, device=self._assignment.device, batch_tokens=settings.max_batch_tokens, precision=self.precision
+            )
+        encoder = model.network.encoder
+        for module in (*encoder.attentions, *encoder.ffns):
+            module.register_forward_hook(lambda *_: self._life.beat())
+        self._life.beat()
+        return model
+
+    def get(self, name: str, path: Path | None) -> Any:
+        """The model, or for a path the training step there."""
+        if path is None:
+            return self._kept[name]
+        if name not in self._steps:
+            while len(self._steps) >= self._assignment.settings.max_loaded_steps:
+                _, old = self._steps.popitem(last=False)
+                gone, more = self._gone, _counts(old)
+                self._gone = gone[0] + more[0], gone[1] + more[1], gone[2] + more[2]
+            self._steps[name] = self._open(path)
+        self._steps.move_to_end(name)
+        return self._steps[name]
+
+    def counts(self) -> tuple[int, int, int]:
+        """Tokens, tokens with padding, batches of all models since the start."""
+        models = [*self._kept.values(), *self._steps.values()]
+        rows = [self._gone, *(_counts(model) for model in models)]
+        return sum(row[0] for row in rows), sum(row[1] for row in rows), sum(row[2] for row in rows)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.counts()[0]
+
+    def warm_up(self) -> float:
+        """Tokens a second of the slowest model, over rows that are as long as they may be (at most 128)."""
+        rates = []
+        for model in self._kept.values():
+            length = min(128, model.settings.max_length) - 2
+            text = " the" * length
+            for _ in range(2):  # the first pass prepares kernels and memory
+                began, before = time.perf_counter(), model.num_tokens
+                model.embed([text] * 2, long_texts="cut")
+                rate = (model.num_tokens - before) / (time.perf_counter() - began)
+            rates.append(rate)
+        return min(rates)
+
+    def facts(self, name: str) -> dict[str, Any]:
+        """What /v1/models says about a model, but for its steps."""
+        model = self._kept[name]
+        heads, settings = model.heads, model.settings
+        tasks = [method.replace("_", "-") for method in model.methods]
+        if "classify" in tasks:
+            tasks.insert(tasks.index("classify") + 1, "pairs")
+        kind, count = None, 0
+        if heads.num_classes is not None:
+            kind = "multilabel" if heads.multilabel else "regress" if heads.num_classes == 1 else "classify"
+            count = 0 if kind == "regress" else heads.num_classes
+        elif heads.num_tags is not None:
+            kind, count = "tags", heads.num_tags
+        elif heads.span or heads.choice:
+            kind = "spans" if heads.span else "choice"
+        return {
+            "tasks": tasks,
+            "labels": list(model.labels or (f"LABEL_{i}" for i in range(count))) if count else None,
+            "kind": kind,
+            "takes": _takes(model.folder),
+            "mask_token": model.tokenizer.special_names["mask"],
+            "max_length": settings.max_length,
+            "num_layers": settings.num_layers,
+            "num_heads": settings.num_heads,
+            "hidden_size": settings.hidden_size,
+            "vocab_size": settings.vocab_size,
+            "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
+            "precision": self.precision,
+            "tokenizer": model.tokenizer.kind,
+            "folder": model.folder.name,
+        }
+
+    # --------------------------------------------------------------------------------------------- answering
+
+    def answer(self, work: list[tuple[Work, Path | None]]) -> dict[int, list[bytes] | ErrorFacts]:
+        """For every piece the JSON of each input, or why not; pieces of one model share its batches."""
+        found: dict[int, list[bytes] | ErrorFacts] = {}
+        by_model: dict[str, list[tuple[Work, Path | None]]] = {}
+        for piece, path in work:
+            by_model.setdefault(piece[1], []).append((piece, path))
+        for name, pieces in by_model.items():
+            try:
+                model = self.get(name, pieces[0][1])
+            except RemaskError:
+                found |= {
+                    piece[0]: ("unknown_model", f"{name}: this step cannot be read any more") for piece, _ in pieces
+                }
+                continue
+            try:
+                found |= self._answer_one(model, [piece for piece, _ in pieces])
+            except Exception:  # our own mistake must not take the others' answers along
+                traceback.print_exc()
+                found |= {piece[0]: ("internal", "the engine failed on this request") for piece, _ in pieces}
+        return found
+
+    def _answer_one(self, model: Any, pieces: list[Work]) -> dict[int, list[bytes] | ErrorFacts]:
+        found: dict[int, list[bytes] | ErrorFacts] = {}
+        asked: list[Any] = []
+        mine: dict[int, range] = {}
+        for number, _, task, inputs, options in pieces:
+            try:
+                questions = ask(model, task, inputs, options)
+            except DataError as error:
+                found[number] = error_facts(error)
+                continue
+            mine[number] = range(len(asked), len(asked) + len(questions))
+            asked += questions
+        answers = model.together(asked)
+        for number, _, task, inputs, options in pieces:
+            if number not in mine:
+                continue
+            said = [answers[i] for i in mine[number]]
+            wrong = next((answer for answer in said if isinstance(answer, DataError)), None)
+            try:
+                found[number] = error_facts(wrong) if wrong else written(model, task, inputs, options, said)
+            except DataError as error:
+                found[number] = error_facts(error)
+            self._life.beat()
+        return found
+
+
+def _counts(model: Any) -> tuple[int, int, int]:
+    return model.num_tokens, model.num_padded, model.num_batches
+
+
+def _takes(folder: Path) -> str | None:
+    """What a fine-tuned model reads: its task.json names a second column or not."""
+    try:
+        table = json.loads((folder / "task.json").read_bytes())["table"]
+        return "pair" if table["text2"] else "text"
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> list[Any]:
+    """The questions that a piece is."""
+    questions = model.questions
+    cut = {"long_texts": options["long_texts"]} if "long_texts" in options else {}
+    if task == "fill-mask":
+        mask = model.tokenizer.special_names["mask"]
+        if any(text.count(mask) > _MAX_MASKS for text in inputs):
+            raise DataError(f"a text with more than {_MAX_MASKS} masks; send it in parts")
+        return [questions.fill_mask(inputs, options["top_k"], options["targets"])]
+    if task in ("classify", "pairs"):
+        return [questions.classify(inputs, **cut)]
+    if task == "tag":
+        return [questions.tag(inputs)]
+    if task == "answer":
+        return [questions.answers(inputs)]
+    if task == "choose":
+        return [questions.choose(text, offered, **cut) for text, offered in inputs]
+    if task == "embed":
+        return [questions.embed(inputs, pooling=options["pooling"], normalize=options["normalize"], **cut)]
+    if task == "rank":
+        return [questions.rank(query, texts, **cut) for query, texts in inputs]
+    if task == "encode":
+        return [questions.encode(inputs, marked=options["marked"], **cut)]
+    assert task == "tokenize"
+    return []
+
+
+def written(model: Any, task: str, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[bytes]:
+    """The answers of a piece as JSON, one for each input."""
+    if task == "tokenize":
+        return [_json(one) for one in model.tokenize(inputs)]
+    if task == "choose":
+        return [_json(one) for one in said]
+    if task == "rank":
+        return [_json(one[: options["top_k"]]) for one in said]
+    if task == "encode":
+        return [_json(one) for one in _encoded(model, inputs, options, said[0])]
+    return [_json(one) for one in said[0]]
+
+
+def _encoded(model: Any, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[dict[str, Any]]:
+    from remask.serve.attention_maps import MAX_TOKENS
+    from remask.serve.questions import TooLongError
+
+    size = sum(len(one.ids) for one in said)
+    if options["attentions"] and size > MAX_TOKENS:
+        raise TooLongError(f"{size} tokens: attention is shown for at most {MAX_TOKENS} in one request")
+    if options["states"] and size * model.settings.hidden_size > _MAX_NUMBERS:
+        raise TooLongError(f"{size} tokens of {model.settings.hidden_size} numbers are too many for one answer")
+    found = []
+    for item, one in zip(inputs, said, strict=True):
+        names = [model.tokenizer.token_text(int(token)) for token in one.ids]
+        here: dict[str, Any] = {"ids": one.ids, "tokens": names}
+        if options["states"]:
+            here["states"] = one.states
+        if options["attentions"]:
+            row = model.questions.row(item, options["long_texts"], options["marked"])
+            here["attentions"] = np.round(model.attentions(*row), 4)
+        found.append(here)
+    return found
+
+
+def _json(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def error_facts(error: DataError) -> ErrorFacts:
+    from remask.serve.questions import CannotError, NoMaskError, TargetError, TooLongError
+
+    codes: dict[type[DataError], str] = {
+        TooLongError: "text_too_long",
+        NoMaskError: "no_mask",
+        TargetError: "bad_target",
+        CannotError: "cannot",
+    }
+    return codes.get(type(error), "bad_input"), str(error)
