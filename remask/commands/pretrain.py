@@ -237,9 +237,9 @@ def _take_over(network: Network, init_from: Path, tokenizer: Tokenizer, progress
 
 
 def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What must not change between a start and a resume. Paths may: what they hold has fingerprints."""
+    """What must not change between a start and a resume. Paths may: what they hold has fingerprints. Trackers may."""
     config = dump(run)
-    del config["prepared"]
+    del config["prepared"], config["train"]["trackers"]
     return {**config, "fingerprints": {"data": data, "tokenizer": tokenizer.fingerprint}}
 
 

@@ -34,6 +34,7 @@ from remask.train.precision import Precision, choose_device, choose_precision, p
 from remask.train.schedule import lr_fraction
 from remask.train.settings import TrainSettings
 from remask.train.step import Step
+from remask.train.trackers import Trackers
 
 GO_ON = "run the same command again to go on"
 
@@ -81,6 +82,7 @@ class Session:
         self._good_step = -1  # of the last planned checkpoint outside a series of bad steps: where to go back to
         self._since = Consumed({})  # what was read since then
         self._metrics: Metrics | None = None
+        self._trackers = Trackers(settings.trackers, folder, self._identity, progress.warn)
 
     # ------------------------------------------------------------------------------------- start and resume
 
@@ -103,6 +105,7 @@ class Session:
             self.say(f"  going on after step {self.step:,} of {self.num_steps:,} ({found.folder.name})")
         if self.world.is_first:
             self._metrics = Metrics(self._folder / "metrics.jsonl", size)
+            self._trackers.follow(self._metrics.path)
         if planned != budget.of(self.settings):
             plan = budget.make_plan(self, batches, evaluate)
             self.plan = Plan(**json.loads(self.world.first_says(json.dumps(asdict(plan)))))
@@ -304,6 +307,7 @@ class Session:
     def _write(self, values: Mapping[str, Any]) -> None:
         if self._metrics is not None:
             self._metrics.write(self.step, self.seconds, values)
+            self._trackers.write(self.step, values)
 
     # ------------------------------------------------------------------------------------- save and go back
 
@@ -404,6 +408,7 @@ class Session:
         self._seconds_before, self._started = seconds, time.monotonic()
         if self._metrics is not None:
             self._metrics.cut_back(size)
+            self._trackers.follow(self._metrics.path)
         self._write({"event": "rollback", "from_step": failed_step, "examples_skipped": passed.count})
         self._progress.warn(
             f"{self.settings.max_bad_steps} bad steps in a row: back from step {failed_step:,} to {self.step:,}, "
@@ -417,6 +422,7 @@ class Session:
             )
 
     def close(self) -> None:
+        self._trackers.close()
         if self._metrics is not None:
             self._metrics.close()
 

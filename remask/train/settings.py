@@ -102,6 +102,9 @@ class TrainSettings(Config):
     )
     eval_every: int | None = setting(None, "Steps between evaluations; 0: only the last; null: twenty in a run.", ge=0)
     log_every: int = setting(10, "Steps between lines in metrics.jsonl.", ge=1)
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = setting(
+        (), "Tools that get the lines of metrics.jsonl too, under OUT/trackers; each is an extra."
+    )
     keep_checkpoints: int = setting(2, "Verified checkpoints that are kept.", ge=1)
 
     # Faults.
