@@ -138,6 +138,14 @@ class Network(nn.Module):
         module = int(rest.partition(".")[0])
         return settings.num_layers - max(i for i in range(settings.num_layers) if index_of(i) == module)
 
+    def parts_to_shard(self) -> list[nn.Module]:
+        """Parts whose weights are needed only while their own `forward` runs (FSDP2 gathers them for that time). Not
+        the embeddings, which the output layer may share, nor an attention whose matrix a pooler borrows."""
+        attentions = list(self.encoder.attentions)
+        if self.heads.pooler is not None and self.heads.pooler.dense is None:
+            attentions.pop()
+        return [*attentions, *self.encoder.ffns]
+
     def checkpoint_layers(self) -> None:
         """Keep only what goes in and out of a layer, and compute the inside again in the backward pass."""
         self.encoder.recompute = True

@@ -8,9 +8,11 @@ means (loop), and how a folder is published (artifacts).
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +47,32 @@ Files = Mapping[str, bytes | Path]
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file, written tensor by tensor: no second copy of the model in memory, and a full disk shows as
     the OSError that it is."""
+    facts = {name: (_TYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    with tensor_file(path, facts) as write:
+        for _, tensor in sorted(tensors.items()):
+            write(tensor)
+
+
+@contextlib.contextmanager
+def tensor_file(path: Path, facts: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[Callable[[Tensor], None]]:
+    """A safetensors file for tensors of these types and shapes, which are then written one by one, sorted by name."""
+    sizes = {kind: dtype.itemsize for dtype, kind in _TYPES.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for name, tensor in sorted(tensors.items()):
-        size = tensor.numel() * tensor.element_size()
-        kind = _TYPES[tensor.dtype]
-        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [offset, offset + size]}
+    for name, (kind, shape) in sorted(facts.items()):
+        size = math.prod(shape) * sizes[kind]
+        header[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little"))
         file.write(text)
-        for _, tensor in sorted(tensors.items()):
+
+        def write(tensor: Tensor) -> None:
             file.write(_raw(tensor))
+
+        yield write
 
 
 def _raw(tensor: Tensor) -> Any:
@@ -82,23 +96,6 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-@torch.no_grad()
-def load_model_tensors(model: nn.Module, tensors: Mapping[str, Tensor], place: Path) -> None:
-    """Fill the model; every name and shape must fit."""
-    own = model_tensors(model)
-    problems = [f"{name} is missing" for name in own if name not in tensors]
-    problems += [f"{name} is not part of this model" for name in tensors if name not in own]
-    problems += [
-        f"{name} is {tuple(tensors[name].shape)}, the model has {tuple(own[name].shape)}"
-        for name in own
-        if name in tensors and tensors[name].shape != own[name].shape
-    ]
-    if problems:
-        raise DataError(f"{place}: does not fit the model: {'; '.join(problems[:8])}")
-    for name, tensor in own.items():
-        tensor.copy_(tensors[name])
-
-
 # --------------------------------------------------------------------------------------------- checkpoints
 
 
@@ -116,9 +113,10 @@ class Checkpoints:
         tensors: Mapping[str, Mapping[str, Tensor]],
         state: Mapping[str, Any],
         needed: int | None = None,
+        also: Callable[[Path], None] | None = None,
     ) -> Artifact:
         """Publish, read back, then delete what is no longer needed. `tensors`: file name -> its tensors; `needed`: the
-        step of one that stays, however old."""
+        step of one that stays, however old; `also` puts further files into the folder before it is published."""
         folder = self._of(step)
 
         def fill(aside: Path) -> dict[str, Any]:
@@ -131,11 +129,13 @@ class Checkpoints:
                     shutil.copyfile(content, target)
             for name, named in tensors.items():
                 write_tensors(aside / name, named)
+            if also is not None:
+                also(aside)
             text = json.dumps({"version": STATE_VERSION, **state}, indent=1, sort_keys=True, allow_nan=False)
             (aside / "state.json").write_text(text + "\n", encoding="utf-8")
             return {"step": step}
 
-        publish(folder, STAGE, fill, replace=True)
+        publish(folder, STAGE, fill, replace=True)  # a stop's own, once what it interrupted is done
         artifact = open_artifact(folder, STAGE, verify=True)
         self._verified.add(folder)
         self._prune(None if needed is None else self._of(needed))

@@ -1,8 +1,9 @@
 """Many processes that train one model: what they agree on, and how gradients are added up.
 
 In: the environment that torchrun sets. Out: a `World` (one process without torchrun). Losses are divided by the
-global count before the backward pass, so gradients are summed over ranks, never averaged. Checkpoints are written by
-rank 0. Not here: sharded parameters (FSDP2).
+global count before the backward pass, so gradients are summed over ranks, never averaged. A rank that is gone or
+silent for longer than the time limit ends the others with one line, for torchrun to start them again.
+Not here: divided parameters (sharding).
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from remask.errors import UnavailableError
+from remask.train.settings import RANK_TIMEOUT_SECONDS
 
 T = TypeVar("T")
 
-TIMEOUT_SECONDS = 600
 BUCKET_ELEMENTS = 8 << 20  # 32 MB of fp32 in one message
+_OF_PEERS = ("gloo", "nccl", "peer", "connection", "socket", "timeout", "timed out")  # their errors have no class
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class World:
         if self.size == 1:
             return list(values)
         own = torch.tensor(values, dtype=torch.float64)
-        with _peers():
+        with peers():
             dist.all_reduce(own)
         return own.tolist()
 
@@ -68,7 +70,7 @@ class World:
 
     def barrier(self) -> None:
         if self.size > 1:
-            with _peers():
+            with peers():
                 dist.barrier()
 
     def first_then_others(self, work: Callable[[], T]) -> T:
@@ -80,28 +82,43 @@ class World:
             self.barrier()
         return result
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Work that all ranks do and that counts only if none of them failed, so that nobody waits for the others."""
+        failure: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        if self.any(failure is not None):
+            raise failure or UnavailableError("another process of this job failed; it says why")
+
     def first_says(self, word: str) -> str:
         """What rank 0 found, on every rank."""
         if self.size == 1:
             return word
         box: list[str] = [word]
-        with _peers():
+        with peers():
             dist.broadcast_object_list(box)
         return box[0]
 
 
 @contextlib.contextmanager
-def _peers() -> Iterator[None]:
+def peers() -> Iterator[None]:
     """Another rank that is gone or silent is nothing that this one did."""
     try:
         yield
     except RuntimeError as error:
-        raise UnavailableError(f"another process of this job is gone: {str(error).splitlines()[0][:200]}") from error
+        text = str(error).splitlines()[0][:200] if str(error) else ""
+        if not isinstance(error, dist.DistError) and not any(word in text.lower() for word in _OF_PEERS):
+            raise
+        what = "is silent" if "timed out" in text.lower() or "timeout" in text.lower() else "is gone"
+        raise UnavailableError(f"another process of this job {what}: {text}") from error
 
 
 def _add(gradients: list[Tensor]) -> None:
     flat = torch.cat([g.reshape(-1) for g in gradients])
-    with _peers():
+    with peers():
         dist.all_reduce(flat)
     offset = 0
     for gradient in gradients:
@@ -110,17 +127,22 @@ def _add(gradients: list[Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def joined() -> Iterator[World]:
-    """The world of torchrun for the length of a run, or this process alone."""
+def joined(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iterator[World]:
+    """The world of torchrun for the length of a run, or this process alone. A rank that others wait for longer than
+    the timeout is given up."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield World()
         return
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    timeout = datetime.timedelta(seconds=TIMEOUT_SECONDS)
-    store, rank, size = next(rendezvous("env://", timeout=timeout))
-    # After a restart the store still has the addresses of processes that are gone: every attempt has its own part.
-    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    timeout = datetime.timedelta(seconds=timeout_seconds)
+    with peers():
+        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        # After a restart the store still has the addresses of processes that are gone: every attempt has its own part.
+        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:

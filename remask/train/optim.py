@@ -3,7 +3,8 @@
 In: a model and TrainSettings. Out: an `Optimizer` with `step(learning_rate)`, `state()` and `load(state)` whose
 tensors are named after the parameters, so that they go into a safetensors file. AdamW as in RoBERTa (b2 0.98, eps
 1e-6, decoupled decay, none on biases and norms), LAMB as in arXiv 1904.00962 (v3), Muon as in its author's notes with
-the scale that makes one learning rate serve both (0.2 sqrt(max side), arXiv 2502.16982). Not here: the schedule.
+the scale that makes one learning rate serve both (0.2 sqrt(max side), arXiv 2502.16982). Where parameters are divided
+among ranks, all of this is about the own rows, and `Shards` tells what only whole ones can. Not here: the schedule.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from remask.errors import DataError
 from remask.train.settings import TrainSettings
+from remask.train.sharding import Shards, own_rows
 
 # Newton-Schulz coefficients of Muon's reference: fast, and singular values end between 0.7 and 1.2.
 _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -25,11 +27,15 @@ _NEWTON_SCHULZ_STEPS = 5
 class Optimizer:
     """One or two torch optimizers behind one learning rate, with their state by parameter name."""
 
-    def __init__(self, model: nn.Module, settings: TrainSettings) -> None:
+    def __init__(self, model: nn.Module, settings: TrainSettings, shards: Shards | None = None) -> None:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         assert named, "a model without trainable parameters"
-        self._names: dict[Tensor, str] = {parameter: name for name, parameter in named}
-        self._parts = _build(_by_scale(model, named, settings), settings)
+        # The model's own parameters, or parameters of their own that share the memory of this rank's rows.
+        self._divided = {nn.Parameter(own_rows(p)): p for _, p in named} if shards and shards.size > 1 else {}
+        owned = list(zip([name for name, _ in named], self._divided or [p for _, p in named], strict=True))
+        self._names: dict[Tensor, str] = {parameter: name for name, parameter in owned}
+        shapes = {name: tuple(p.shape) for name, p in named}
+        self._parts = _build(_by_scale(model, owned, settings), shapes, settings, shards or Shards())
 
     def step(self, learning_rate: float) -> None:
         for part in self._parts:
@@ -40,6 +46,13 @@ class Optimizer:
     def zero_grad(self) -> None:
         for part in self._parts:
             part.zero_grad(set_to_none=True)
+        for whole in self._divided.values():
+            whole.grad = None
+
+    def take_gradients(self) -> None:
+        """The own rows of the gradients that the backward passes have left in a divided model."""
+        for own, whole in self._divided.items():
+            own.grad = None if whole.grad is None else own_rows(whole.grad)
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -91,19 +104,27 @@ def _by_scale(model: Any, named: list[tuple[str, nn.Parameter]], settings: Train
     return found
 
 
-def _build(scaled: Scaled, settings: TrainSettings) -> list[torch.optim.Optimizer]:
+def _build(
+    scaled: Scaled, shapes: Mapping[str, tuple[int, ...]], settings: TrainSettings, shards: Shards
+) -> list[torch.optim.Optimizer]:
+    """`shapes`: of whole parameters, of which `scaled` may have only some rows."""
     if settings.optimizer == "muon":
-        hidden = {s: [(n, p) for n, p in named if _is_hidden_matrix(n, p)] for s, named in scaled.items()}
+        hidden: dict[tuple[float, tuple[int, ...]], list[nn.Parameter]] = {}
+        for scale, named in scaled.items():
+            for name, parameter in named:
+                if _is_hidden_matrix(name, parameter):
+                    hidden.setdefault((scale, shapes[name]), []).append(parameter)
         rest = {s: [(n, p) for n, p in named if not _is_hidden_matrix(n, p)] for s, named in scaled.items()}
         parts: list[torch.optim.Optimizer] = []
-        if any(hidden.values()):
-            groups = [{"params": [p for _, p in named], "scale": s} for s, named in hidden.items() if named]
-            parts.append(Muon(groups, momentum=settings.beta1, weight_decay=settings.weight_decay))
+        if hidden:
+            groups = [{"params": same, "scale": scale, "shape": shape} for (scale, shape), same in hidden.items()]
+            parts.append(Muon(groups, momentum=settings.beta1, weight_decay=settings.weight_decay, shards=shards))
         if any(rest.values()):
             parts.append(_adamw(rest, settings))
         return parts
     if settings.optimizer == "lamb":
-        return [Lamb(_groups(scaled, settings), betas=(settings.beta1, settings.beta2), epsilon=settings.epsilon)]
+        betas = (settings.beta1, settings.beta2)
+        return [Lamb(_groups(scaled, settings), betas=betas, epsilon=settings.epsilon, shards=shards)]
     return [_adamw(scaled, settings)]
 
 
@@ -128,8 +149,9 @@ def _adamw(scaled: Scaled, settings: TrainSettings) -> torch.optim.Optimizer:
 class Lamb(torch.optim.Optimizer):
     """Adam's direction, each tensor's step scaled by |weight| / |direction| (1 for vectors, which have no decay)."""
 
-    def __init__(self, groups: list[dict], *, betas: tuple[float, float], epsilon: float) -> None:
+    def __init__(self, groups: list[dict], *, betas: tuple[float, float], epsilon: float, shards: Shards) -> None:
         super().__init__(groups, {"lr": 0.0, "betas": betas, "epsilon": epsilon})
+        self._shards = shards
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -153,37 +175,38 @@ class Lamb(torch.optim.Optimizer):
                 if group["weight_decay"] > 0:
                     direction.add_(parameter, alpha=group["weight_decay"])
                 if parameter.ndim >= 2:
-                    weight_norm, direction_norm = float(parameter.norm()), float(direction.norm())
+                    weight_norm, direction_norm = self._shards.norms([parameter, direction])
                     if weight_norm > 0 and direction_norm > 0:
                         trust = weight_norm / direction_norm
                 parameter.add_(direction, alpha=-group["lr"] * trust)
 
 
 class Muon(torch.optim.Optimizer):
-    """Momentum made orthogonal by Newton-Schulz, matrices of one shape at a time as one batch."""
+    """Momentum made orthogonal by Newton-Schulz, matrices of one shape (a group) at a time as one batch."""
 
-    def __init__(self, groups: list[dict], *, momentum: float, weight_decay: float) -> None:
+    def __init__(self, groups: list[dict], *, momentum: float, weight_decay: float, shards: Shards) -> None:
         super().__init__(groups, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
+        self._shards = shards
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
         for group in self.param_groups:
-            momentum = group["momentum"]
-            by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    state = self.state[parameter]
-                    if not state:
-                        state["momentum"] = torch.zeros_like(parameter)
-                    state["momentum"].lerp_(parameter.grad, 1 - momentum)
-                    nesterov = torch.lerp(parameter.grad, state["momentum"], momentum)
-                    by_shape.setdefault(parameter.shape, []).append((parameter, nesterov))
-            for shape, pairs in by_shape.items():
-                updates = orthogonalised(torch.stack([update for _, update in pairs]))
-                scale = 0.2 * max(shape) ** 0.5
-                for (parameter, _), update in zip(pairs, updates, strict=True):
-                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                    parameter.add_(update, alpha=-group["lr"] * scale)
+            momentum, num_rows = group["momentum"], group["shape"][0]
+            moving = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if not moving:
+                continue
+            nesterov = []
+            for parameter in moving:
+                state = self.state[parameter]
+                if not state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                state["momentum"].lerp_(parameter.grad, 1 - momentum)
+                nesterov.append(torch.lerp(parameter.grad, state["momentum"], momentum))
+            updates = orthogonalised(self._shards.whole(nesterov, num_rows))
+            scale = 0.2 * max(group["shape"]) ** 0.5
+            for parameter, update in zip(moving, updates, strict=True):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update[self._shards.rows(num_rows)], alpha=-group["lr"] * scale)
 
 
 def orthogonalised(matrices_NRC: Tensor) -> Tensor:
@@ -206,18 +229,19 @@ class Average:
 
     def __init__(self, model: nn.Module, decay: float) -> None:
         self.decay = decay
-        self.weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+        self.weights = {name: own_rows(p).detach().clone() for name, p in model.named_parameters()}
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int) -> None:
         decay = min(self.decay, (1 + step) / (10 + step))
         for name, parameter in model.named_parameters():
-            self.weights[name].lerp_(parameter, 1 - decay)
+            self.weights[name].lerp_(own_rows(parameter), 1 - decay)
 
     @torch.no_grad()
     def swap(self, model: nn.Module) -> None:
         """Exchange the model's weights and the averages; twice gives the first state back, bit for bit."""
         for name, parameter in model.named_parameters():
-            held = parameter.detach().clone()
-            parameter.copy_(self.weights[name])
+            rows = own_rows(parameter)
+            held = rows.detach().clone()
+            rows.copy_(self.weights[name])
             self.weights[name].copy_(held)

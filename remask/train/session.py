@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from remask.artifacts import Artifact, open_artifact
+from remask.artifacts import Artifact, open_artifact, output_errors
 from remask.config import differences
 from remask.errors import ConfigError, DataError, GaveUpError, Stopped
 from remask.progress import Progress
 from remask.schema import Batch, BatchSource, Objective
-from remask.train import budget, checkpoint
+from remask.train import budget, checkpoint, slices
 from remask.train.budget import Evaluate, Plan
-from remask.train.distributed import World
+from remask.train.distributed import World, peers
 from remask.train.guard import Consumed, Guard
 from remask.train.log import Metrics, Window, plain
 from remask.train.narrow import NarrowWeights
@@ -33,10 +33,13 @@ from remask.train.optim import Average, Optimizer
 from remask.train.precision import Precision, choose_device, choose_precision, products_per_second
 from remask.train.schedule import lr_fraction
 from remask.train.settings import TrainSettings
+from remask.train.sharding import Gathered, Shards, shard
 from remask.train.step import Step
 from remask.train.trackers import Trackers
 
 GO_ON = "run the same command again to go on"
+
+T = TypeVar("T")
 
 
 class Session:
@@ -58,11 +61,18 @@ class Session:
         self.objective, self.settings, self.seed, self.world = objective, settings, seed, world
         self._folder, self._identity, self._progress = folder, json.loads(json.dumps(identity)), progress
         self.device = choose_device(settings.device)
-        self.model = _made_ready(model, settings).to(self.device)
+        self.shards = Shards(world if settings.parallel == "fsdp" else None)
+        self.model = _made_ready(model, settings)
+        self._gathered: Gathered | None = None
+        if self.shards.size > 1:
+            _check_divisible(settings)
+            self._gathered = shard(self.model, world, self.device)
+        else:
+            self.model.to(self.device)
         self._flops_per_token, self._peak = flops_per_token, 0.0
         self.precision = Precision("fp32", self.device)  # settled in restore_or_start
         self._narrow = NarrowWeights(self.model) if settings.weights == "bf16-master" else None
-        self.optimizer = Optimizer(self.model, settings)
+        self.optimizer = Optimizer(self.model, settings, self.shards)
         self.average = Average(self.model, settings.ema_decay) if settings.ema_decay else None
         self.checkpoints = checkpoint.Checkpoints(folder, carried, settings.keep_checkpoints, progress.warn)
         self.guard = Guard(settings.spike_sigmas)
@@ -200,6 +210,32 @@ class Session:
         """For the passes of a step: weights in the format that the settings ask for."""
         return nullcontext() if self._narrow is None else self._narrow.in_use()
 
+    def apply(self, work: Callable[[Any], T]) -> T:
+        """`work(model)`, where a divided model gathers the weights of each part while that part is computed."""
+        if self._gathered is None:
+            return work(self.model)
+        try:
+            with peers():
+                result = self._gathered(work)
+        except BaseException:
+            self._gathered.release(failed=True)
+            raise
+        if not torch.is_grad_enabled():
+            self._gathered.release()
+        return result
+
+    def backward(self, scaled: Tensor) -> None:
+        with nullcontext() if self._gathered is None else peers():
+            scaled.backward()
+
+    def add_gradients(self) -> None:
+        """Gradients of all ranks' micro-batches where the optimizer looks for them."""
+        if self._gathered is None:
+            self.world.add_gradients(self.optimizer.parameters)
+        else:
+            self._gathered.release()
+            self.optimizer.take_gradients()
+
     @torch.no_grad()
     def unscaled_grad_norm(self) -> float:
         gradients = [p.grad for p in self.optimizer.parameters if p.grad is not None]
@@ -207,7 +243,7 @@ class Session:
             return 0.0
         if self.precision.scale != 1:
             torch._foreach_div_(gradients, self.precision.scale)
-        return float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+        return self.shards.norm_of_all(gradients)
 
     def judge(self, step: Step) -> str:
         """ "" to take the update, or why not. An fp16 overflow is answered by a smaller scale, not counted as bad."""
@@ -295,7 +331,7 @@ class Session:
         self.model.eval()
         try:
             with torch.no_grad(), self.precision.autocast():
-                found = evaluate(self.model)
+                found = self.apply(evaluate)
         finally:
             self.model.train()
             if self.average is not None:
@@ -325,8 +361,13 @@ class Session:
         if self.world.is_first:
             assert self._metrics is not None
             self._metrics.sync()
-            saved = self.checkpoints.save(self.step, self._tensors(), self._state(), self._good_step)
+            if self._gathered is None:
+                saved = self.checkpoints.save(self.step, self._tensors(), self._state(), self._good_step)
+            else:
+                saved = self.checkpoints.save(self.step, {}, self._state(), self._good_step, also=self._write_slices)
             self.last_checkpoint = saved.folder
+        elif self._gathered is not None:
+            self._write_slices(Path())
         self.last_checkpoint = Path(self.world.first_says(str(self.last_checkpoint)))
         self._saved_step = self.step
 
@@ -337,6 +378,22 @@ class Session:
             # The averaged weights are the model that one uses; the ones that learn lie beside it.
             files |= {"model.safetensors": weights | self.average.weights, "weights.safetensors": weights}
         return files
+
+    def _write_slices(self, folder: Path) -> None:
+        """Every rank its own rows into the first one's folder, which then joins the model."""
+        folder = Path(self.world.first_says(str(folder)))
+        weights = slices.model_slices(self.model, self.shards)
+        shapes = {name: tuple(p.shape) for name, p in self.model.named_parameters()}
+        kinds = {slices.WEIGHTS: weights}
+        kinds[slices.OPTIMIZER] = slices.state_slices(self.optimizer.state(), shapes, self.shards)
+        if self.average is not None:
+            averaged = {name: replace(weights[name], rows=w) for name, w in self.average.weights.items() if len(w)}
+            kinds[slices.AVERAGE] = weights | averaged
+        with self.world.together(), output_errors(folder):
+            slices.write_rank(folder, self.world.rank, kinds)
+        if self.world.is_first:
+            used = slices.WEIGHTS if self.average is None else slices.AVERAGE
+            slices.join(folder, self.world.size, used)
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -362,12 +419,12 @@ class Session:
 
     def _load(self, found: Artifact, state: Mapping[str, Any]) -> int:
         """Everything as it was when `found` was saved; gives the size that metrics.jsonl had."""
-        own = "model.safetensors" if self.average is None else "weights.safetensors"
-        checkpoint.load_model_tensors(self.model, checkpoint.read_tensors(found.path(own)), found.folder)
+        stored = slices.Stored.of(found)
+        slices.load_model(self.model, stored, slices.WEIGHTS, self.shards)
         if self.average is not None:
-            averaged = checkpoint.read_tensors(found.path("model.safetensors"), self.device)
-            self.average.weights = {name: averaged[name] for name in self.average.weights}
-        self.optimizer.load(checkpoint.read_tensors(found.path("optimizer.safetensors")))
+            averaged = slices.load_state(stored, slices.AVERAGE, self.shards)
+            self.average.weights = {name: averaged[name].to(self.device) for name in self.average.weights}
+        self.optimizer.load(slices.load_state(stored, slices.OPTIMIZER, self.shards))
         self.step, self.tokens, self.plan = state["step"], state["tokens"], Plan(**state["plan"])
         self.cursor = state["cursor"]
         if state["precision"]["name"] == self.precision.name:
@@ -425,6 +482,13 @@ class Session:
         self._trackers.close()
         if self._metrics is not None:
             self._metrics.close()
+
+
+def _check_divisible(settings: TrainSettings) -> None:
+    if settings.weights == "bf16-master":
+        raise ConfigError(
+            f"train.weights = {settings.weights}: goes with train.parallel = ddp; fsdp keeps fp32 weights"
+        )
 
 
 def _made_ready(model: Any, settings: TrainSettings) -> nn.Module:

@@ -12,6 +12,8 @@ from remask.config import Config, setting, switch
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
+RANK_TIMEOUT_SECONDS = 600.0
+
 
 class TrainSettings(Config):
     """Everything the loop reads. Of several budgets the one that ends first counts."""
@@ -94,6 +96,11 @@ class TrainSettings(Config):
     activation_checkpointing: bool = switch(
         False, "Recompute layers in the backward pass: less memory.", effect="speed"
     )
+    parallel: Literal["ddp", "fsdp"] = switch(
+        "ddp",
+        "Under torchrun: every rank has the whole model, or (FSDP2) some rows of every weight and of its state.",
+        effect="speed",
+    )
     prefetch: bool = switch(True, "Make the next batch in a thread while this one is computed.", effect="speed")
 
     # When to look, and what to keep.
@@ -115,5 +122,11 @@ class TrainSettings(Config):
         samples=[0.0],
         ge=0,
     )
+    rank_timeout_seconds: float = setting(
+        RANK_TIMEOUT_SECONDS,
+        "Under torchrun: a rank that others wait for this long ends the job; longer than a save or an evaluation.",
+        gt=0,
+    )
+    batch_timeout_seconds: float = setting(600.0, "A batch that takes longer to make ends the run.", gt=0)
     max_bad_steps: int = setting(3, "Bad steps in a row before going back to the last checkpoint.", ge=1)
     max_rollbacks: int = setting(3, "Times to go back before giving up.", ge=1)

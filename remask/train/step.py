@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,22 +44,26 @@ def forward_backward(run: Session, micro_batches: Sequence[Batch]) -> Step | Non
     run.optimizer.zero_grad()
     with run.narrowed():
         for batch in micro_batches:
-            if signals.requested():
+            # Divided models exchange weights in every pass: there all ranks stop at the same micro-batch.
+            if world.any(signals.requested()) if run.shards.size > 1 else signals.requested():
                 break
             with run.precision.autocast():
-                loss = objective(run.model, batch.map(run.to_device), run.step + 1)
-                scaled = sum(
-                    part.sum * (objective.weights[name] * run.precision.scale / max(1.0, counts[name]))
-                    for name, part in loss.parts.items()
-                )
+                scaled, loss = run.apply(partial(_scaled_loss, run, batch.map(run.to_device), counts))
             if isinstance(scaled, torch.Tensor) and scaled.requires_grad:
-                scaled.backward()
+                run.backward(scaled)
             _add(totals, loss)
     if world.any(signals.requested()):
         run.optimizer.zero_grad()
         return None
-    world.add_gradients(run.optimizer.parameters)
+    run.add_gradients()
     return _over_ranks(run, totals, counts)
+
+
+def _scaled_loss(run: Session, batch: Batch, counts: Mapping[str, float], model: Any) -> tuple[Any, Loss]:
+    """What the gradients are of: every part over its global count, by weight; and the loss itself."""
+    weights, scale = run.objective.weights, run.precision.scale
+    loss = run.objective(model, batch, run.step + 1)
+    return sum(part.sum * (weights[n] * scale / max(1.0, counts[n])) for n, part in loss.parts.items()), loss
 
 
 def _add(totals: dict[str, list[Any]], loss: Loss) -> None:

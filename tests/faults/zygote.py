@@ -3,7 +3,8 @@ request. Run as a script it reads requests from stdin, one JSON object a line, a
 
 A request: {"code": python source} or {"argv": [...]} for the command line, with "signals": [[seconds, name], ...] to be
 sent to the child (seconds after its start, or after "wait_for", a file, has more than "size" bytes) and "folder" for
-its output. torch must not have run a backward pass before a fork, so this cannot be the test process itself.
+its output. With "ranks" it forks so many, as torchrun would start them, and signals go to the last one.
+torch must not have run a backward pass before a fork, so this cannot be the test process itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -51,14 +53,24 @@ class Zygote:
     def execute(self, code: str, signals: Signals = (), wait_for: Path | None = None, size: int = 0) -> Done:
         return self._ask({"code": code}, signals, wait_for, size)
 
+    def run_ranks(
+        self, ranks: int, *argv: str | Path, code: str = "", signals: Signals = (), wait_for: Path | None = None
+    ) -> list[Done]:
+        """One command line on so many ranks, each after `code`."""
+        request = {"argv": [str(word) for word in argv], "before": code, "ranks": ranks}
+        return self._answers(request, signals, wait_for, 0)
+
     def _ask(self, request: dict[str, Any], signals: Signals, wait_for: Path | None, size: int) -> Done:
+        return self._answers(request, signals, wait_for, size)[0]
+
+    def _answers(self, request: dict[str, Any], signals: Signals, wait_for: Path | None, size: int) -> list[Done]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         request |= {"signals": list(signals), "folder": str(self._folder)}
         request |= {"wait_for": str(wait_for or ""), "size": size}
         self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
-        return Done(**json.loads(self._process.stdout.readline()))
+        return [Done(**one) for one in json.loads(self._process.stdout.readline())]
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -68,10 +80,13 @@ class Zygote:
         self._process.stdout.close()
 
 
-def _child(request: dict[str, Any]) -> None:
+def _child(request: dict[str, Any], rank: int) -> None:
     folder = Path(request["folder"])
     for number, name in ((1, "stdout"), (2, "stderr")):
-        os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.dup2(os.open(folder / f"{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    if "ranks" in request:
+        world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": request["ranks"], "MASTER_PORT": request["port"]}
+        os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in world.items()}})
     code = 1
     try:
         if "code" in request:
@@ -79,6 +94,7 @@ def _child(request: dict[str, Any]) -> None:
         else:
             from remask.__main__ import main
 
+            exec(compile(request.get("before", ""), "<before>", "exec"), {"__name__": "before"})
             sys.argv = ["remask", *request["argv"]]
             main()
         code = 0
@@ -109,9 +125,19 @@ def _serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         started = time.monotonic()
-        child = os.fork()
-        if child == 0:
-            _child(request)
+        if "ranks" in request:
+            import torch._dynamo
+            import torch.distributed.fsdp  # noqa: F401  (once, not in every rank)
+
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                request["port"] = free.getsockname()[1]
+        children = []
+        for rank in range(request.get("ranks", 1)):
+            children.append(os.fork())
+            if children[-1] == 0:
+                _child(request, rank)
+        child = children[-1]
         if request["wait_for"]:
             path = Path(request["wait_for"])
             while _alive(child) and not (path.is_file() and path.stat().st_size > request["size"]):
@@ -121,15 +147,14 @@ def _serve() -> None:
             time.sleep(max(0.0, counted_from + seconds - time.monotonic()))
             if _alive(child):
                 os.kill(child, getattr(signal, name))
-        _, status = os.waitpid(child, 0)
         folder = Path(request["folder"])
-        answer = {
-            "returncode": os.waitstatus_to_exitcode(status),
-            "stdout": (folder / "stdout").read_text(errors="replace"),
-            "stderr": (folder / "stderr").read_text(errors="replace"),
-            "seconds": time.monotonic() - started,
-        }
-        print(json.dumps(answer), flush=True)
+        answers = []
+        for rank, child in enumerate(children):
+            _, status = os.waitpid(child, 0)
+            answer = {name: (folder / f"{name}-{rank}").read_text(errors="replace") for name in ("stdout", "stderr")}
+            answer |= {"returncode": os.waitstatus_to_exitcode(status), "seconds": time.monotonic() - started}
+            answers.append(answer)
+        print(json.dumps(answers), flush=True)
 
 
 if __name__ == "__main__":
