@@ -27,7 +27,7 @@ VERBS = {
     "compare": "Training runs side by side: last values, curves, what differs.",
     "report": "One HTML page about a training run.",
     "import": "A Hugging Face folder -> a model of remask, every weight checked.",
-    "export": "A finished model -> a folder that transformers loads.",
+    "export": "A finished model -> a folder for transformers, or an ONNX graph in fp32 or int8.",
     "fill-mask": "The likeliest words for a mask in a text.",
     "encode": "Token ids and last hidden states of every text of a file.",
     "serve": "An HTTP server and a page for one or several models.",

@@ -80,7 +80,8 @@ class _TracedEncoder(Encoder):
         return hidden_BSD.masked_fill((batch.document_ids_BS < 0)[:, :, None], 0.0)
 
     def view(self, batch: Batch, noise: Noise | None, causal: bool) -> View:
-        padding_BS = batch.document_ids_BS < 0
+        assert batch.document_ids_BS is not None
+        padding_BS: torch.Tensor = batch.document_ids_BS < 0
         size = batch.input_ids_BS.shape[1]
         positions_BS = ((~padding_BS).long().cumsum(1) - 1).clamp(0, self.settings.max_length - 1)
         sight = _MaskedSight([size], size, padding_BS.device, causal, padding_BS=padding_BS)

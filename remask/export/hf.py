@@ -3,7 +3,7 @@
 In: a run, checkpoint, model or Hugging Face folder. Out: config.json with every value explicit, model.safetensors in
 the source's dtype, the tokenizer's files, a model card; for a bare encoder also the files of sentence-transformers.
 Heads without a class there go into a side file that `remask.load` reads; a model without a class goes out in our own
-layout, and says why. Not here: the names (model/interop_weights), ONNX and int8.
+layout, and says why. Not here: the names (model/interop_weights), ONNX and int8 (onnx).
 """
 
 from __future__ import annotations
@@ -68,6 +68,21 @@ def open_foreign(folder: Path) -> Source:
     return Source(found.settings, found.heads, found.state, found.labels, tokenizer, found.carried, folder)
 
 
+def open_with_tokenizer(
+    model: Path | Loaded, embedding: bool = False, pooling: Pooling | None = None
+) -> tuple[Source, Tokenizer]:
+    """What goes out. `embedding`: only the encoder, with its `pooling` (None: as the model has)."""
+    source = open_source(model)
+    if source.tokenizer_folder is None:
+        raise DataError(f"{source.folder}: has no tokenizer; an exported model needs one beside it")
+    tokenizer = load_tokenizer(source.tokenizer_folder)
+    if embedding:
+        bare = HeadSettings(pooling=pooling or source.heads.pooling)
+        state = {name: tensor for name, tensor in source.state.items() if not name.startswith("heads.")}
+        source = Source(source.settings, bare, state, None, source.tokenizer_folder, source.carried, source.folder)
+    return source, tokenizer
+
+
 def export_hf(
     model: Path | Loaded,
     out: Path,
@@ -79,14 +94,7 @@ def export_hf(
 ) -> Artifact:
     """Write the folder. `embedding`: only the encoder, for sentence-transformers, with its `pooling` (None: as the
     model has); `card`: see model_card."""
-    source = open_source(model)
-    if source.tokenizer_folder is None:
-        raise DataError(f"{source.folder}: has no tokenizer; transformers needs one beside the model")
-    tokenizer = load_tokenizer(source.tokenizer_folder)
-    if embedding:
-        bare = HeadSettings(pooling=pooling or source.heads.pooling)
-        state = {name: tensor for name, tensor in source.state.items() if not name.startswith("heads.")}
-        source = Source(source.settings, bare, state, None, source.tokenizer_folder, source.carried, source.folder)
+    source, tokenizer = open_with_tokenizer(model, embedding, pooling)
     reasons = no_class(source.settings, source.heads)
     if reasons:
         return _publish_own(source, tokenizer, out, reasons, card or {}, replace)
@@ -108,16 +116,16 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, card: Mapping[s
 
     def fill(aside: Path) -> dict[str, Any]:
         write_weights(aside / WEIGHTS, tensors)
-        _write_json(aside / "config.json", config)
-        _write_tokenizer(aside, source, tokenizer)
+        write_json(aside / "config.json", config)
+        write_tokenizer(aside, source, tokenizer)
         if kind != "Model" and (source.folder / TASK_JSON).is_file():
             shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
         if side or (heads.pooling == "mean" and kind != "Model" and family != "modernbert"):
-            _write_json(aside / SIDE_JSON, {"heads": dump(heads)})
+            write_json(aside / SIDE_JSON, {"heads": dump(heads)})
         if side:
             write_weights(aside / SIDE_WEIGHTS, side)
         if kind == "Model":
-            _write_sentence_transformers(aside, settings, heads)
+            write_sentence_transformers(aside, settings, heads)
         text = model_card(config["architectures"][0], settings, heads, tokenizer, card, sorted(side))
         (aside / "README.md").write_text(text, encoding="utf-8")
         return {
@@ -167,7 +175,7 @@ def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
     return [path.name for path in found]
 
 
-def _write_tokenizer(folder: Path, source: Source, tokenizer: Tokenizer) -> None:
+def write_tokenizer(folder: Path, source: Source, tokenizer: Tokenizer) -> None:
     """The source's own files where every version of transformers loads them, else ours; the length is the model's."""
     assert source.tokenizer_folder is not None
     config_path = folder / "tokenizer_config.json"
@@ -179,18 +187,18 @@ def _write_tokenizer(folder: Path, source: Source, tokenizer: Tokenizer) -> None
         for name, content in tokenizer.files().items():
             (folder / name).write_bytes(content)
         config = json.loads(config_path.read_bytes())
-    _write_json(config_path, {**config, "model_max_length": source.settings.max_length})
+    write_json(config_path, {**config, "model_max_length": source.settings.max_length})
 
 
-def _write_sentence_transformers(folder: Path, settings: ModelSettings, heads: HeadSettings) -> None:
+def write_sentence_transformers(folder: Path, settings: ModelSettings, heads: HeadSettings) -> None:
     first = heads.pooling == "first"
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(kinds)
     ]
-    _write_json(folder / "modules.json", modules)
-    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": settings.max_length, "do_lower_case": False})
+    write_json(folder / "modules.json", modules)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": settings.max_length, "do_lower_case": False})
     for path, _ in kinds[1:]:
         (folder / path).mkdir()
     pooling = {
@@ -200,10 +208,10 @@ def _write_sentence_transformers(folder: Path, settings: ModelSettings, heads: H
         "pooling_mode_max_tokens": False,
         "pooling_mode_mean_sqrt_len_tokens": False,
     }
-    _write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_json(folder / "1_Pooling" / "config.json", pooling)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -157,6 +157,11 @@ def find_model(path: Path) -> Path:
         _check_manifest(path)
         return path
     if (path / "config.json").is_file():
+        if (path / "onnx").is_dir() and not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
+            raise DataError(
+                f"{path}: holds an ONNX graph, not the weights; its README.md shows how to run it with onnxruntime, "
+                "remask itself opens the model that it was exported from"
+            )
         return path
     if (path / "model" / MODEL_JSON).is_file():
         _check_manifest(path / "model")
