@@ -1,22 +1,32 @@
-"""`make bench` (python -m benchmarks [NAME…]): runs every speed script, prints one table and keeps the figures.
+"""`make bench` (python -m benchmarks [NAME…]): runs the speed scripts, prints one table and keeps the figures.
 
 Each script measures both sides alternating in one run and ends with a JSON line that has name, ratio, peer, ours and
-unit (a script may print several such lines). Results go to benchmarks/results/<hardware>-<date>.json.
+unit (a script may print several such lines). Results go to benchmarks/results/<hardware>-<date>.json, beside earlier
+ones of that day, and docs/speed.md is made from them. `--quick` runs everything at a tiny size and keeps nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import importlib.metadata
 import json
-import os
 import platform
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from _claims import COMMANDS, table  # noqa: E402
+from _page import write_page  # noqa: E402
+from _rig import environment, num_cores  # noqa: E402
+
+PACKAGES = ("torch", "transformers", "accelerate", "onnxruntime", "openvino")
 
 
 def processor() -> str:
@@ -26,36 +36,55 @@ def processor() -> str:
 
 
 def main() -> None:
-    scripts = {path.stem: path for path in sorted(HERE.glob("*.py")) if not path.stem.startswith("_")}
+    scripts = list(dict.fromkeys(command.script for command in COMMANDS))
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(scripts)}; none: all")
-    parser.add_argument("--arguments", default="", help="words handed to every script")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, one round, nothing kept: does it all run?")
+    parser.add_argument("--only", default="", help="only commands whose words contain this, such as '--size base'")
+    parser.add_argument("--arguments", default="", help="more words for every script")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="make docs/speed.md from these results and end")
     chosen = parser.parse_args()
+    if chosen.page:
+        return write_page(json.loads(chosen.page.read_text()), chosen.page.name, HERE.parent / "docs")
     if unknown := [name for name in chosen.names if name not in scripts]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(scripts)}")
-    rows, failed = [], []
-    for name in chosen.names or scripts:
-        print(f"--- {name}", flush=True)
-        words = [sys.executable, str(scripts[name]), "--json", *chosen.arguments.split()]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as child:
-            assert child.stdout is not None
-            for line in child.stdout:
-                print(line, end="", flush=True)
-                if line.startswith("{") and '"ratio"' in line:
-                    rows.append({"benchmark": name, **json.loads(line)})
-        if child.returncode:
-            failed.append(name)
-    _keep(rows)
-    print("\n| benchmark | ours | peer | unit | ratio |\n|---|---|---|---|---|")
-    for row in rows:
-        label = row.get("name", row["benchmark"])
-        print(f"| {label} | {row['ours']:.4g} | {row['peer']:.4g} | {row['unit']} | {row['ratio']:.2f} |")
+    rows: list[dict[str, Any]] = []
+    failed = []
+    for command in COMMANDS:
+        words = command.quick if chosen.quick else command.words
+        if command.script not in (chosen.names or scripts) or (chosen.quick and not words) or chosen.only not in words:
+            continue
+        print(f"--- {command.script} {words}", flush=True)
+        began = time.monotonic()
+        threads = 1 if chosen.quick else num_cores()
+        found, code = run(command.script, [*words.split(), *chosen.arguments.split()], threads)
+        print(f"    {time.monotonic() - began:.0f} s", flush=True)
+        rows += found
+        if code or not found:
+            failed.append(f"{command.script} {words}".strip())
+        if found and not chosen.quick:
+            keep(found)  # after every script: a long run that is stopped has not been for nothing
+    print("\n" + table(rows, missing=False))
     if failed:
-        sys.exit(f"failed: {', '.join(failed)}")
+        sys.exit(f"failed: {'; '.join(failed)}")
 
 
-def _keep(rows: list[dict[str, object]]) -> None:
-    hardware = f"{processor()} x{len(os.sched_getaffinity(0))}"
+def run(script: str, words: list[str], threads: int) -> tuple[list[dict[str, Any]], int]:
+    """The figures that a script printed, and how it ended."""
+    command = [sys.executable, str(HERE / f"{script}.py"), "--json", *words]
+    rows = []
+    env = environment(threads)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=HERE.parent) as child:
+        assert child.stdout is not None
+        for line in child.stdout:
+            print(line, end="", flush=True)
+            if line.startswith("{") and '"ratio"' in line:
+                rows.append({"benchmark": script, **json.loads(line)})
+    return rows, child.returncode
+
+
+def keep(rows: list[dict[str, Any]]) -> None:
+    hardware = f"{processor()} x{num_cores()}"
     date = datetime.date.today().isoformat()
     folder = HERE / "results"
     folder.mkdir(exist_ok=True)
@@ -64,8 +93,19 @@ def _keep(rows: list[dict[str, object]]) -> None:
     known = json.loads(path.read_text())["rows"] if path.exists() else []
     fresh = {(row["benchmark"], row.get("name")) for row in rows}
     rows = [row for row in known if (row["benchmark"], row.get("name")) not in fresh] + rows
-    path.write_text(json.dumps({"hardware": hardware, "date": date, "rows": rows}, indent=1) + "\n")
-    print(f"kept in {path.relative_to(HERE.parent)}")
+    results = {"hardware": hardware, "date": date, "versions": versions(), "rows": rows}
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    write_page(results, path.name, HERE.parent / "docs")
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 if __name__ == "__main__":

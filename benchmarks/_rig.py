@@ -44,7 +44,8 @@ def environment(threads: int, allocator: str = "tuned") -> dict[str, str]:
 
 def common_options(parser: argparse.ArgumentParser, rounds: int) -> None:
     parser.add_argument("--rounds", type=int, default=rounds, help="turns of each side; medians are over all of them")
-    parser.add_argument("--threads", type=int, default=num_cores(), help="of each side")
+    threads = int(os.environ.get("OMP_NUM_THREADS", num_cores()))
+    parser.add_argument("--threads", type=int, default=threads, help="of each side; else OMP_NUM_THREADS, or the cores")
     parser.add_argument("--allocator", default="tuned", choices=["tuned", "plain"], help="of both sides")
     parser.add_argument("--json", action="store_true", help="nothing but the JSON lines on stdout")
     parser.add_argument("--side", help=argparse.SUPPRESS)

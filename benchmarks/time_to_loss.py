@@ -234,6 +234,8 @@ def main() -> None:
         options.work = ROOT / "remask-out" / "bench-time-to-loss"
     if options.side:
         return run_peer(options)
+    if not options.corpus.exists():
+        parser.error(f"--corpus {options.corpus}: no such file")
     options.work.mkdir(parents=True, exist_ok=True)
     prepare_data(options)
     found = peers(options)
