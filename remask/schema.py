@@ -44,6 +44,7 @@ class Batch:
     # Fine-tuning: B classes, B numbers, B x C multi-label, B x S tags or B x 2 spans, as the task says.
     labels: Array | None = None
     example_ids_B: Array | None = None
+    task: str | None = None  # several tasks at once: the one that these rows are of
 
     @property
     def num_rows(self) -> int:
@@ -55,7 +56,7 @@ class Batch:
 
     def map(self, change: Callable[[Array], Array]) -> Batch:
         """The same batch with `change` applied to every array (to tensors, to a device, pinned)."""
-        arrays = {f.name: getattr(self, f.name) for f in fields(self)}
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "task"}
         return replace(self, **{name: change(array) for name, array in arrays.items() if array is not None})
 
 

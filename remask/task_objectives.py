@@ -114,6 +114,40 @@ class TaskObjective:
         )
 
 
+class MixedObjective:
+    """schema.Objective for several tasks over one encoder: every batch is of one task, whose loss it has.
+
+    A part is named after its task, so that each is divided by its own count and shown by itself."""
+
+    def __init__(self, objectives: Mapping[str, TaskObjective]) -> None:
+        self._objectives = objectives
+        self.step = 0
+        self.weights: Mapping[str, float] = {
+            _named(task, part): weight for task, one in objectives.items() for part, weight in one.weights.items()
+        }
+
+    def counts(self, batch: Batch) -> Mapping[str, int]:
+        assert batch.task is not None
+        found = self._objectives[batch.task].counts(batch)
+        return {_named(batch.task, part): count for part, count in found.items()}
+
+    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+        """`model.of(task)` is the network with that task's head."""
+        task = batch.task
+        assert task is not None
+        if step is not None:
+            self.step = step
+        loss = self._objectives[task](model.of(task), batch, step)
+        return Loss(
+            {_named(task, part): value for part, value in loss.parts.items()},
+            {f"{task}.{name}": value for name, value in loss.metrics.items()},
+        )
+
+
+def _named(task: str, part: str) -> str:
+    return task if part == "task" else f"{task}.{part}"
+
+
 def _margin_loss(logits_B: torch.Tensor, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     """The right choice must be ahead of each other one by MARGIN; what is missing is the loss."""
     labels_Q = batch.labels

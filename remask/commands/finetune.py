@@ -1,219 +1,181 @@
 """`remask finetune`: a pretrained model and a labelled file -> a model that answers, with its scores.
 
 In: MODEL, a task and its files. Out: OUT/model (the best seed's best weights), OUT/results.json (every seed, median and
-spread, tables, mistakes), OUT/report.html, OUT/seed-N (log, best weights). The recipe is the paper's (RoBERTa,
-appendix, table 10): AdamW, weight decay 0.1, 6 % warmup, linear decay, 10 epochs, the best evaluation kept; the
-learning rate follows the width. `init_weights: false` trains the same network from scratch. The same command in the
-same folder goes on.
+spread, tables, mistakes), OUT/report.html, OUT/seed-N (log, best weights). What learns is all of the network, its top
+layers, LoRA or the heads. `init_weights: false` trains the same network from scratch. The same command in the same
+folder goes on. Not here: a seed's training (finetune_seed), several tasks at once (finetune_tasks), grids
+(finetune_grid).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any
 
 import click
-from pydantic import model_validator
 
 from remask import artifacts
 from remask.commands import Common, common_options
-from remask.config import Config, differences, dump, fingerprint, setting, switch, to_yaml
+from remask.commands.finetune_part import (
+    Part,
+    Start,
+    copy_model,
+    fresh_network,
+    let_learn,
+    open_part,
+    open_start,
+    publish_model,
+)
+from remask.commands.finetune_part import predict_rows as predict_rows
+from remask.commands.finetune_run import TUNED, FinetuneRun
+from remask.commands.finetune_run import FinetuneTrainSettings as FinetuneTrainSettings
+from remask.commands.finetune_seed import BASE_WIDTH as BASE_WIDTH
+from remask.commands.finetune_seed import RATE_POWER as RATE_POWER
+from remask.commands.finetune_seed import Report, one_seed
+from remask.config import differences, dump, parse_assignment, to_yaml
 from remask.errors import ConfigError, DataError, UsageError
-from remask.progress import Progress, duration
+from remask.progress import Progress
 from remask.study.task_report import finetune_report
-from remask.tasks import metrics, problems
-from remask.tasks.settings import LossSettings, RowSettings, TableSettings, TaskBatchSettings
+from remask.tasks import metrics
 from remask.tasks.specs import TASKS
-from remask.train.settings import TrainSettings
 
 if TYPE_CHECKING:
-    from remask.model.network import Network
-    from remask.model.store import Loaded
-    from remask.tasks.rows import Rows
-    from remask.tokenizer import Tokenizer
-
-# RoBERTa base's rate at its width. Narrow networks take more (a rule of thumb: 1e-4 at 256), and so does a start from
-# random weights, which would otherwise be an unfair comparison.
-BASE_RATE, BASE_WIDTH, RATE_POWER = 2e-5, 768, 1.5
-SCRATCH_RATE = 3e-4
-
-
-class FinetuneTrainSettings(TrainSettings):
-    """The loop's settings with fine-tuning's defaults."""
-
-    epochs: float | None = setting(10.0, "passes over the training data", gt=0)
-    learning_rate: float | None = switch(  # pyrefly: ignore
-        None, "peak learning rate; null: 2e-5 at width 768, more for narrow networks", effect="math",
-        samples=[1e-5, 3e-5], gt=0,
-    )  # fmt: skip
-    warmup: float = switch(0.06, "linear warmup: a share of all steps, or steps", effect="math", samples=[0.0], ge=0)
-    weight_decay: float = switch(0.1, "decoupled weight decay", effect="math", samples=[0.0, 0.01], ge=0)
-    spike_sigmas: float = switch(
-        0.0, "skip updates whose loss is an outlier; 0: never", effect="math", samples=[4.5], ge=0
-    )
-    keep_checkpoints: int = setting(1, "verified checkpoints that are kept", ge=1)
-
-
-class FinetuneRun(Config):
-    """One fine-tuning: a task, a model, some seeds."""
-
-    seed: int = setting(0, "the first seed", ge=0)
-    seeds: int = setting(1, "runs, with seeds seed, seed + 1, …; the result is their median and spread", ge=1)
-    task: str = setting(
-        "classify", "classify, regress, multilabel, pair, ner, qa, choice, or a named one such as glue:cola"
-    )
-    init: str = setting("", "the model to start from: a run, a checkpoint or a Hugging Face folder")
-    pooling: Literal["model", "first", "mean"] = switch(
-        "model", "what stands for a text: as the model has it, its first token's state, or the mean", effect="math"
-    )
-    init_weights: bool = switch(True, "start from its weights; false: the same network from scratch", effect="math")
-    train_file: str | None = setting(None, "what to train on")
-    dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
-    data: str | None = setting(None, "folder of a named task's files")
-    max_train: int | None = setting(None, "train on so many examples at most", ge=1)
-    max_dev: int | None = setting(None, "score on so many dev examples at most", ge=1)
-    table: TableSettings = setting(TableSettings(), "columns of the user's own table")
-    rows: RowSettings = setting(RowSettings(), "texts -> rows")
-    batch: TaskBatchSettings = setting(TaskBatchSettings(), "rows -> batches")
-    loss: LossSettings = setting(LossSettings(), "what is minimised, where there is a choice")
-    train: FinetuneTrainSettings = setting(FinetuneTrainSettings(), "the recipe")
-    evaluations: int = setting(1, "evaluations in an epoch", ge=1)
-    patience: int = switch(
-        0, "end a seed after so many evaluations without a better score; 0: never", effect="math", samples=[1], ge=0
-    )
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        problems.kind_of(self.task)
-        return self
-
-    def path(self, value: str | None) -> Path | None:
-        return None if value is None else Path(value)
+    from remask.tasks import problems
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all seeds share: the opened model, the task, its rows."""
+    """What all seeds of a single-task run share: the opened model, the task, its rows. A finetune_seed.Trainable."""
 
     run: FinetuneRun
-    loaded: Loaded
-    tokenizer: Tokenizer
-    problem: problems.Problem
-    train_rows: Rows
-    dev_rows: Rows
-    identity: Mapping[str, Any]
+    start: Start
+    part: Part
 
-    @cached_property
-    def files(self) -> dict[str, bytes]:
-        """What goes with the weights besides model.json: the vocabulary, and what `predict` must know of the task."""
-        facts = {
-            "task": self.problem.task,
-            "kind": self.problem.kind,
-            "labels": list(self.problem.labels),
-            "metric": self.problem.metric,
-            "table": dump(self.run.table),
-            "rows": dump(self.run.rows),
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {
+            "run": dump(self.run) | {"seeds": None, "seed": None},
+            "init": self.start.fingerprint,
+            "data": self.part.fingerprint,
+            "tokenizer": self.start.tokenizer.fingerprint,
         }
-        files = {f"tokenizer/{name}": data for name, data in self.tokenizer.files().items()}
-        return files | {"task.json": json.dumps(facts, indent=1, ensure_ascii=False).encode()}
 
-    def publish(self, folder: Path, network: Network) -> None:
-        """A finished model with its task."""
-        from remask.model.store import save_model
+    @property
+    def problem(self) -> problems.Problem:
+        return self.part.problem
 
-        inputs = {"init": self.identity["init"]}
-        save_model(folder, network, None, self.problem.labels or None, inputs=inputs, extra=self.files, replace=True)
+    @property
+    def width(self) -> int:
+        return self.start.loaded.settings.hidden_size
+
+    def build(self, seed: int) -> Any:
+        network = fresh_network(self.run, self.start, self.part, seed)
+        let_learn(self.run, network.encoder, seed)
+        return network
+
+    def batches(self, seed: int, rank: int, world_size: int) -> Any:
+        from remask.tasks.batches import TaskBatches
+
+        rows, pad_id = self.part.train_rows, self.start.tokenizer.pad_id
+        return TaskBatches(rows, pad_id, self.run.batch, seed=seed, rank=rank, world_size=world_size)
+
+    def objective(self, seed: int, network: Any) -> Any:
+        return self.part.objective(seed, network, self.run.loss)
+
+    def carried(self, network: Any) -> dict[str, bytes | Path]:
+        from remask.model.store import model_files
+
+        lora = self.run.lora if self.run.learn == "lora" else None
+        labels = self.problem.labels or None
+        files = {f"tokenizer/{name}": data for name, data in self.start.tokenizer.files().items()}
+        own = {**files, "task.json": self.part.task_json()}
+        return model_files(network.settings, network.head_settings, None, labels, lora) | own
+
+    def score(self, network: Any) -> dict[str, Any]:
+        return self.part.score(network)
+
+    def keep(self, folder: Path, network: Any) -> None:
+        publish_model(folder, network, self.run, self.start, self.part)
+
+    def words(self, result: Mapping[str, Any]) -> str:
+        return f"{self.problem.metric} {result['score']:.4f}"
 
 
 # ---------------------------------------------------------------------------------------------------- the run
 
 
-def main(run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> dict[str, Any]:
-    """All seeds, then the best one's model and results.json."""
+def main(
+    run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), report: Report | None = None
+) -> dict[str, Any]:
+    """All seeds, then the best one's model and results.json. `report` hears every score of the first seed."""
+    if run.grid.given():
+        from remask.commands.finetune_grid import main as grid
+
+        return grid(run, out, progress=progress, allow_change=allow_change)
+    if run.tasks:
+        from remask.commands.finetune_tasks import main as tasks
+
+        return tasks(run, out, progress=progress, allow_change=allow_change, report=report)
+    return run_seeds(prepare(run, progress), out, _summary, _publish, progress, allow_change, report)
+
+
+def prepare(run: FinetuneRun, progress: Progress) -> Setup:
+    """Open the model, read and encode the task; every mistake in the files shows here."""
+    start = open_start(run)
+    return Setup(run, start, open_part(run, start, progress))
+
+
+def run_seeds(
+    setup: Any,
+    out: Path,
+    summary: Callable[[Any, Sequence[Mapping[str, Any]]], dict[str, Any]],
+    publish: Callable[[Any, Path, dict[str, Any]], dict[str, Any]],
+    progress: Progress,
+    allow_change: Sequence[str],
+    report: Report | None,
+) -> dict[str, Any]:
+    """Every seed in its folder, their summary, what is published of them; results.json, which is written last."""
     from remask.train.distributed import joined
 
+    run = setup.run
     with ExitStack() as stack:
         world = stack.enter_context(joined())
-        setup = prepare(run, progress)
         if world.is_first:
             stack.enter_context(artifacts.lock(out))
-            _same_run(setup.identity, run, out, allow_change)
+            same_run(setup.identity, run, out, allow_change)
         world.barrier()
-        if (out / "results.json").is_file():
+        results = out / "results.json"
+        if results.is_file():
             progress.say(f"{out}: finished already")
-            return json.loads((out / "results.json").read_bytes())
-        results = [_one_seed(setup, out / f"seed-{seed}", seed, progress, world) for seed in _seeds(run)]
-        values = _summary(setup, results)
+            return json.loads(results.read_bytes())
+        found = []
+        for seed in _seeds(run):
+            heard = report if seed == run.seed else None
+            found.append(one_seed(setup, out / f"seed-{seed}", seed, progress, world, heard))
+        values = summary(setup, found)
         if world.is_first:
-            _publish(setup, out, results, values)
+            values = publish(setup, out, values)
+            artifacts.write_json(results, values)
         world.barrier()
-        return values | {"model": str(out / "model")}
+        return values
 
 
 def _seeds(run: FinetuneRun) -> range:
     return range(run.seed, run.seed + run.seeds)
 
 
-def prepare(run: FinetuneRun, progress: Progress) -> Setup:
-    """Open the model, read and encode the task; every mistake in the files shows here."""
-    from remask.model.store import open_model
-    from remask.tasks.rows import frame_for
-    from remask.tokenizer import load_tokenizer
-
-    if not run.init:
-        raise ConfigError("init is needed: the model to start from (--init MODEL)")
-    table = run.table
-    problem = problems.open_problem(
-        run.task, table, train=run.path(run.train_file), dev=run.path(run.dev_file), folder=run.path(run.data),
-        max_train=run.max_train, max_dev=run.max_dev,
-    )  # fmt: skip
-    loaded = open_model(Path(run.init))
-    if loaded.tokenizer_folder is None:
-        raise DataError(f"{loaded.folder}: has no tokenizer, so texts cannot be read for it")
-    tokenizer = load_tokenizer(loaded.tokenizer_folder)
-    if tokenizer.vocab_size > loaded.settings.vocab_size:
-        raise DataError(
-            f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
-            f"the model only {loaded.settings.vocab_size:,}"
-        )
-    model = loaded.settings
-    frame = frame_for(tokenizer, run.rows, model_length=model.max_length, num_segments=model.num_segments)
-    rows = [
-        problems.encode(items, problem.kind, problem.labels, tokenizer, frame, run.rows)
-        for items in (problem.train, problem.dev)
-    ]
-    for note in problem.notes:
-        progress.say(f"  {note}")
-    if cut := rows[0].num_cut + rows[1].num_cut:
-        progress.say(f"  {cut:,} texts are longer than {frame.max_length} tokens and were cut")
-    identity = {
-        "run": dump(run) | {"seeds": None, "seed": None},
-        "init": _model_fingerprint(loaded.folder),
-        "data": fingerprint([[repr(item) for item in problem.train], [repr(item) for item in problem.dev]]),
-        "tokenizer": tokenizer.fingerprint,
-    }
-    return Setup(run, loaded, tokenizer, problem, rows[0], rows[1], identity)
-
-
-def _model_fingerprint(folder: Path) -> str:
-    weights = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
-    return fingerprint([[path.name, artifacts.sha256_of(path)] for path in weights if path.name != artifacts.MANIFEST])
-
-
-def _same_run(identity: Mapping[str, Any], run: FinetuneRun, out: Path, allow_change: Sequence[str]) -> None:
+def same_run(identity: Mapping[str, Any], run: FinetuneRun, out: Path, allow_change: Sequence[str]) -> None:
     """A folder belongs to one run; another one is refused with what differs."""
     path = out / "run.json"
     if path.is_file():
         try:
             before = json.loads(path.read_bytes())["identity"]
+            before["run"] = _with_defaults(before["run"])
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {error!r}") from error
         changed = [
@@ -231,181 +193,78 @@ def _same_run(identity: Mapping[str, Any], run: FinetuneRun, out: Path, allow_ch
     artifacts.write_bytes(out / "run.yaml", to_yaml(run).encode())
 
 
-# ------------------------------------------------------------------------------------------------------ a seed
+def _with_defaults(before: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as stored, by an older remask too: settings that it did not have yet are as if they were not given."""
 
+    def filled(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+        inner = {
+            k: filled(under[k], v) for k, v in over.items() if isinstance(v, dict) and isinstance(under.get(k), dict)
+        }
+        return {**under, **over, **inner}
 
-class _Enough(Exception):
-    """The score has stopped improving."""
-
-
-def _one_seed(setup: Setup, folder: Path, seed: int, progress: Progress, world: Any) -> dict[str, Any]:
-    """Train one seed, keep its best evaluation's weights; gives that evaluation."""
-    from remask.model.store import model_files
-    from remask.task_objectives import TaskObjective
-    from remask.tasks.batches import TaskBatches
-    from remask.train.loop import train
-
-    done = folder / "result.json"
-    if done.is_file():
-        return json.loads(done.read_bytes())
-    run, problem = setup.run, setup.problem
-    network = _network(setup, seed)
-    batches = TaskBatches(
-        setup.train_rows, setup.tokenizer.pad_id, run.batch, seed=seed, rank=world.rank, world_size=world.size
-    )
-    every = max(1, round(batches.steps_per_epoch / run.evaluations))
-    settings = _train_settings(run, setup.loaded, every)
-    objective = TaskObjective(
-        problem.kind, seed, answerable=network.head_settings.answerable,
-        class_weights=problems.class_weights(problem, run.loss), margin=problems.ranks_by_margin(problem, run.loss),
-    )  # fmt: skip
-    watch = _Watch(setup, folder, objective, world.is_first)
-    watch.restore()
-    started = time.monotonic()
-    try:
-        train(
-            model=network, batches=batches, objective=objective, settings=settings, folder=folder,
-            identity={**setup.identity, "seed": seed}, evaluate=watch.evaluate, progress=progress, seed=seed,
-            carried=model_files(network.settings, network.head_settings, None, problem.labels or None) | setup.files,
-            allow_change=("run",), world=world, name=f"fine-tune, seed {seed}",
-        )  # fmt: skip
-    except _Enough:
-        progress.say(f"  no better score in {run.patience} evaluations: seed {seed} ends")
-    result: dict[str, Any] = {
-        "seed": seed,
-        **watch.best,
-        "history": watch.history,
-        "seconds": round(time.monotonic() - started, 1),
-    }
-    if world.is_first:
-        artifacts.write_json(done, result)
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # only needed to go on
-    shown = f"{problem.metric} {result['metrics'][problem.metric]:.4f}"
-    progress.say(f"  seed {seed}: {shown} at step {result['step']:,}, {duration(result['seconds'])}")
-    return result
-
-
-def _network(setup: Setup, seed: int) -> Network:
-    """A fresh head on the model's encoder, or on a fresh one."""
-    from remask.model.network import build_network, with_heads
-    from remask.model.settings import HeadSettings
-
-    loaded, problem = setup.loaded, setup.problem
-    pooling = loaded.heads.pooling if setup.run.pooling == "model" else setup.run.pooling
-    heads = HeadSettings.model_validate({**problem.head, "pooling": pooling})
-    if not setup.run.init_weights:
-        return build_network(loaded.settings, heads, seed)
-    network = loaded.network
-    if (loaded.labels or ()) != problem.labels:
-        network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
-    return with_heads(network, heads, seed)
-
-
-def _train_settings(run: FinetuneRun, loaded: Loaded, every: int) -> TrainSettings:
-    """The loop's own settings: rate by width, evaluations and checkpoints by epoch, unless given."""
-    values = dump(run.train)
-    if values["learning_rate"] is None:
-        scaled = BASE_RATE * (BASE_WIDTH / loaded.settings.hidden_size) ** RATE_POWER
-        values["learning_rate"] = scaled if run.init_weights else max(scaled, SCRATCH_RATE)
-    for key in ("eval_every", "save_every"):
-        values[key] = every if values[key] is None else values[key]
-    return TrainSettings.model_validate_json(json.dumps(values))
-
-
-class _Watch:
-    """Scores the model between steps, keeps the best weights on disk, and says when it is enough."""
-
-    def __init__(self, setup: Setup, folder: Path, objective: Any, is_first: bool) -> None:
-        self._setup, self._folder, self._objective, self._is_first = setup, folder, objective, is_first
-        self.history: list[dict[str, Any]] = []
-        self.best: dict[str, Any] = {}
-
-    def restore(self) -> None:
-        """After a stop: evaluations up to the checkpoint that the loop goes on from count, later ones come again."""
-        path = self._folder / "history.json"
-        if not path.is_file():
-            return
-        kept = json.loads(path.read_bytes())
-        steps = [int(p.name.removeprefix("step-")) for p in (self._folder / "checkpoints").glob("step-*")]
-        self.history = [entry for entry in kept["history"] if entry["step"] <= max(steps, default=0)]
-        if kept["best"]["step"] in [entry["step"] for entry in self.history]:
-            self.best = kept["best"]
-        else:
-            self.history = []  # the best weights are of a step that comes again, and with it all scores
-
-    def evaluate(self, model: Any) -> dict[str, float]:
-        setup = self._setup
-        problem, rows = setup.problem, setup.dev_rows
-        outputs = predict_rows(model, problem.kind, rows, setup.tokenizer.pad_id, stop=False)
-        result = problems.score(outputs, rows, problem.dev, problem.kind, problem.labels)
-        step, value = self._objective.step, result["metrics"][problem.metric]
-        self.history.append({"step": step, **result["metrics"]})
-        if not self.best or value > self.best["metrics"][problem.metric]:
-            self.best = {"step": step, **result}
-            if self._is_first:
-                setup.publish(self._folder / "best", model)
-        if self._is_first:
-            artifacts.write_json(self._folder / "history.json", {"history": self.history, "best": self.best})
-        since = [entry["step"] for entry in self.history if entry["step"] > self.best["step"]]
-        if setup.run.patience and len(since) >= setup.run.patience:
-            raise _Enough
-        return result["metrics"]
-
-
-def predict_rows(model: Any, kind: str, rows: Rows, pad_id: int, *, stop: bool = True) -> list[Any]:
-    """What a network says about every row, on the device it is on. `stop`: end at a signal."""
-    import torch
-
-    from remask.task_objectives import task_logits
-    from remask.tasks.predict import row_outputs
-
-    device = next(model.parameters()).device
-
-    def forward(batch: Any) -> Any:
-        with torch.inference_mode():
-            tensors = batch.map(lambda array: torch.as_tensor(array).to(device))
-            return task_logits(model, kind, tensors).float().cpu().numpy()
-
-    return row_outputs(forward, rows, pad_id, stop=stop)
+    return filled(dump(FinetuneRun()), before)
 
 
 # ----------------------------------------------------------------------------------------------------- results
 
 
-def _summary(setup: Setup, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    problem = setup.problem
+def summarise(part: Part, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One task over the seeds: median and spread of every metric, and all that each seed found."""
+    problem = part.problem
     spreads = {name: metrics.spread([r["metrics"][name] for r in results]) for name in results[0]["metrics"]}
-    best = max(results, key=lambda r: r["metrics"][problem.metric])
     return {
         "task": problem.task,
         "metric": problem.metric,
         "metrics": {name: values["median"] for name, values in spreads.items()},
         "spread": spreads,
-        "seeds": {"count": len(results), "seeds": [r["seed"] for r in results], "best": best["seed"]},
         "labels": list(problem.labels),
-        "init": setup.run.init,
-        "init_weights": setup.run.init_weights,
         "data": dict(problem.facts),
         "notes": list(problem.notes),
-        "texts_cut": setup.train_rows.num_cut + setup.dev_rows.num_cut,
-        "seconds": sum(r["seconds"] for r in results),
+        "texts_cut": part.texts_cut,
         "runs": list(results),
     }
 
 
-def _publish(setup: Setup, out: Path, results: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> None:
-    from remask.model.store import open_model
+def seeds_of(results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Which seeds there were, and the best of them."""
+    best = max(results, key=lambda r: r["score"])
+    return {"count": len(results), "seeds": [r["seed"] for r in results], "best": best["seed"]}
 
-    best = open_model(out / f"seed-{values['seeds']['best']}" / "best")
-    setup.publish(out / "model", best.network)
+
+def start_of(run: FinetuneRun, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "init": run.init,
+        "init_weights": run.init_weights,
+        "learn": run.learn,
+        "seconds": sum(r["seconds"] for r in results),
+    }
+
+
+def _summary(setup: Setup, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    values = summarise(setup.part, results)
+    score = values["metrics"][values["metric"]]
+    return {**values, "score": score, "seeds": seeds_of(results), **start_of(setup.run, results)}
+
+
+def _publish(setup: Setup, out: Path, values: dict[str, Any]) -> dict[str, Any]:
+    copy_model(out / f"seed-{values['seeds']['best']}" / "best", out / "model")
     artifacts.write_bytes(out / "report.html", finetune_report(values).encode())
-    artifacts.write_json(out / "results.json", {**values, "model": str(out / "model")})
+    return {**values, "model": str(out / "model")}
 
 
 def render(values: Mapping[str, Any]) -> str:
     """The result for a person: the table of the best seed, the metrics with their spread, what to know."""
+    lines = []
+    if "grid" in values:
+        from remask.commands.finetune_grid import render as grid
+
+        lines += [grid(values), ""]
+    if "tasks" in values:
+        from remask.commands.finetune_tasks import render as tasks
+
+        return "\n".join([*lines, tasks(values)])
     best = next(r for r in values["runs"] if r["seed"] == values["seeds"]["best"])
-    lines = [metrics.render(best["table"]), ""] if "table" in best else []
+    lines += [metrics.render(best["table"]), ""] if "table" in best else []
     for name, spread in values["spread"].items():
         mark = "*" if name == values["metric"] else " "
         over = f"  ({spread['low']:.4f} to {spread['high']:.4f})" if values["seeds"]["count"] > 1 else ""
@@ -420,53 +279,86 @@ def render(values: Mapping[str, Any]) -> str:
 # ---------------------------------------------------------------------------------------------------- command
 
 
+def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that say what is fine-tuned on what; `search` has them, too."""
+    options = [
+        click.argument("file", required=False, type=click.Path(path_type=Path)),
+        click.option(
+            "--task",
+            help="classify, regress, multilabel, pair, ner, qa, choice, or a named one: glue:NAME, squad2, race, …",
+        ),
+        click.option("--init", help="The model to start from."),
+        click.option("--train", "train_file", help="The file to train on."),
+        click.option("--dev", "dev_file", help="The file to evaluate on; without it a fifth of the training file."),
+        click.option("--data", help="Folder of a named task's files."),
+        click.option("--text", "table__text", help="Column with the text."),
+        click.option("--text2", "table__text2", help="Column with the second text."),
+        click.option("--label", "table__label", help="Column with the label."),
+        click.option("--seeds", type=int, help="How many runs; the result is their median and spread."),
+        click.option("--learn", type=click.Choice(["all", "heads", "lora"]), help="What learns; all by default."),
+        click.option("--max-train", type=int, help="Train on so many examples at most."),
+        click.option("--max-dev", type=int, help="Score on so many examples at most."),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def with_recipe(common: Common, file: Path | None, task: str | None) -> Common:
+    """A named task without a run file comes with its recipe, below what the user says."""
+    recipe = TASKS.get(task, {}).get("recipe", {}) if file is None and task else {}
+    return Common(
+        (*(f"{key}={value}" for key, value in recipe.items()), *common.assignments),
+        common.seed, common.dry_run, common.print_config, common.allow_change, common.json, common.progress,
+    )  # fmt: skip
+
+
 @click.command()
-@click.argument("file", required=False, type=click.Path(path_type=Path))
-@click.option(
-    "--task",
-    help="classify, regress, multilabel, pair, ner, qa, choice, or a named one: glue:NAME, squad1, squad2, race.",
-)
-@click.option("--init", help="The model to start from.")
+@task_options
 @click.option("--from-scratch", is_flag=True, help="The same network with random weights, for comparison.")
-@click.option("--train", "train_file", help="The file to train on.")
-@click.option("--dev", "dev_file", help="The file to evaluate on; without it a fifth of the training file.")
-@click.option("--data", help="Folder of a named task's files.")
-@click.option("--text", help="Column with the text.")
-@click.option("--text2", help="Column with the second text.")
-@click.option("--label", help="Column with the label.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the model and its results.")
-@click.option("--seeds", type=int, help="How many runs; the result is their median and spread.")
-@click.option("--epochs", type=float, help="Passes over the training data.")
-@click.option("--max-train", type=int, help="Train on so many examples at most.")
-@click.option("--max-dev", type=int, help="Score on so many examples at most.")
+@click.option("--epochs", "train__epochs", type=float, help="Passes over the training data.")
+@click.option(
+    "--grid", "grid_words", multiple=True, metavar="NAME=A,B…",
+    help=f"Try values with one another: lr=1e-5,2e-5 (names: {', '.join(TUNED)}; may be given several times).",
+)  # fmt: skip
 @common_options
 def command(
-    common: Common, file: Path | None, out: Path, text: str | None, text2: str | None, label: str | None,
-    from_scratch: bool, epochs: float | None, **options: Any,
-) -> None:  # fmt: skip
+    common: Common, file: Path | None, out: Path, from_scratch: bool, grid_words: tuple[str, ...], **options: Any
+) -> None:
     """Fine-tune a model on a task of your own or of the papers.
 
     remask finetune --task classify --init MODEL --train my.csv --text body --label topic --out DIR
     """
-    task = options["task"]
-    recipe = TASKS.get(task, {}).get("recipe", {}) if file is None and task else {}
-    with_recipe = Common(
-        (*(f"{key}={value}" for key, value in recipe.items()), *common.assignments),
-        common.seed, common.dry_run, common.print_config, common.allow_change, common.json, common.progress,
-    )  # fmt: skip
-    built = with_recipe.build(
-        FinetuneRun, file, **options, table__text=text, table__text2=text2, table__label=label, train__epochs=epochs,
-        init_weights=False if from_scratch else None,
-    )  # fmt: skip
+    options |= {f"grid__{name}": values for name, values in map(_grid_word, " ".join(grid_words).split())}
+    options["init_weights"] = False if from_scratch else None
+    built = with_recipe(common, file, options["task"]).build(FinetuneRun, file, **options)
     common.show_differences(built)
     if common.dry_run:
-        prepare(built.run, common.progress)
+        dry_run(built.run, common.progress)
         return
     if not built.run.init:
         raise UsageError("--init MODEL is needed")
     values = main(built.run, out, progress=common.progress, allow_change=common.allow_change)
     if is_first_rank():
         common.result(values, render(values))
+
+
+def dry_run(run: FinetuneRun, progress: Progress) -> None:
+    """Everything but training."""
+    if run.tasks:
+        from remask.commands.finetune_tasks import prepare as prepare_tasks
+
+        prepare_tasks(run, progress)
+    else:
+        prepare(run, progress)
+
+
+def _grid_word(word: str) -> tuple[str, list[Any]]:
+    name, equals, values = word.partition("=")
+    if not equals or name not in TUNED:
+        raise UsageError(f"--grid {word}: write NAME=VALUE,VALUE with a name of {', '.join(TUNED)}")
+    return name, parse_assignment(f"{name}=[{values}]")[1]
 
 
 def is_first_rank() -> bool:

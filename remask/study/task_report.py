@@ -1,7 +1,7 @@
 """The page about a fine-tuning run: scores with their spread, classes, confusions, calibration, the surest mistakes.
 
-In: the contents of a results.json of `remask finetune`. Out: one HTML page. What a kind of task does not have (a
-regression has no classes) is left out. Not here: how anything was measured (tasks/).
+In: the contents of a results.json of `remask finetune`, for one task or several. Out: one HTML page. What a kind of
+task does not have (a regression has no classes) is left out. Not here: how anything was measured (tasks/).
 """
 
 from __future__ import annotations
@@ -42,6 +42,34 @@ def finetune_report(values: Mapping[str, Any]) -> str:
         _calibration(page, best["calibration"])
     if best.get("worst"):
         _mistakes(page, best["worst"])
+    return page.html()
+
+
+def tasks_report(values: Mapping[str, Any]) -> str:
+    """The page about several tasks over one encoder: each beside its score when trained alone, where that is known."""
+    start = values["init"] if values["init_weights"] else f"{values['init']}, with random weights"
+    page = Page("Fine-tuning: several tasks over one encoder", f"from {start}")
+    page.tiles([Tile(f"{values['mean']['median']:.3f}", "mean over the tasks, median of the seeds")])
+    page.heading("Scores")
+    alone = values.get("single", {})
+    header = ["task", "metric", "together", "lowest", "highest"]
+    rows = []
+    for name, one in values["tasks"].items():
+        spread = one["spread"][one["metric"]]
+        row = [name, one["metric"], spread["median"], spread["low"], spread["high"]]
+        if alone:
+            other = alone[name]["spread"][one["metric"]]
+            row += [other["median"], other["low"], other["high"], spread["median"] - other["median"]]
+        rows.append(row)
+    page.table([*header, *(["alone", "lowest", "highest", "difference"] if alone else [])], rows)
+    for name, one in values["tasks"].items():
+        curves = [
+            Series(f"seed {run['seed']}", [(entry["step"], entry[one["metric"]]) for entry in run["history"]])
+            for run in one["runs"]
+        ]
+        page.figure(line_chart(curves, x_name="step", y_name=one["metric"]), f"{name}: {one['metric']}, by step")
+        for note in one["notes"]:
+            page.text(f"Note: {name}: {note}.")
     return page.html()
 
 

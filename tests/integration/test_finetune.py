@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from remask import signals
-from remask.commands import finetune
+from remask.commands import finetune, finetune_seed
 from remask.config import build_run
 from remask.errors import ConfigError, DataError, Stopped
 from remask.progress import Progress
@@ -70,8 +70,8 @@ def test_a_classifier_learns_and_its_model_answers_the_same(task_model: Path, tm
 
     loaded = open_model(tmp_path / "out")
     assert loaded.labels == ("other", "red")
-    outputs = finetune.predict_rows(loaded.network, "classify", setup.dev_rows, setup.tokenizer.pad_id)
-    again = problems.score(outputs, setup.dev_rows, setup.problem.dev, "classify", setup.problem.labels)
+    outputs = finetune.predict_rows(loaded.network, "classify", setup.part.dev_rows, setup.part.pad_id)
+    again = problems.score(outputs, setup.part.dev_rows, setup.problem.dev, "classify", setup.problem.labels)
     best = next(r for r in values["runs"] if r["seed"] == values["seeds"]["best"])
     assert again["metrics"] == pytest.approx(best["metrics"])
     assert again["confusion"] == best["confusion"]
@@ -84,7 +84,7 @@ def test_from_scratch_is_another_start(task_model: Path, tmp_path: Path) -> None
     train = write_rows(tmp_path / "train.jsonl", 64, 1, colour)
     setups = [finetune.prepare(run_for(task_model, train, None, init_weights=w), quiet()) for w in (True, False)]
     start = open_model(task_model).network.state_dict()["encoder.embeddings.tokens.weight"]
-    kept, fresh = (finetune._network(s, 7).state_dict()["encoder.embeddings.tokens.weight"] for s in setups)
+    kept, fresh = (s.build(7).state_dict()["encoder.embeddings.tokens.weight"] for s in setups)
     assert (kept == start).all()
     assert not (fresh == start).all()
 
@@ -196,7 +196,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(
     train = write_rows(tmp_path / "train.jsonl", 96, 1, colour)
     run = run_for(task_model, train, None, **{"train.epochs": 4.0})
     whole = finetune.main(run, tmp_path / "whole", progress=quiet())
-    evaluate, count = finetune._Watch.evaluate, 0
+    evaluate, count = finetune_seed.Watch.evaluate, 0
 
     def stop_after_two(self, network):
         nonlocal count
@@ -207,7 +207,7 @@ def test_a_stopped_run_goes_on_to_the_same_result(
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(finetune._Watch, "evaluate", stop_after_two)
+        patched.setattr(finetune_seed.Watch, "evaluate", stop_after_two)
         with pytest.raises(Stopped):
             finetune.main(run, tmp_path / "cut", progress=quiet())
     monkeypatch.undo()
@@ -271,8 +271,10 @@ def test_rates_follow_the_width_unless_given(task_model: Path, tmp_path: Path) -
 
     def rate(**options: Any) -> float:
         setup = finetune.prepare(run_for(task_model, train, None, **options), quiet())
-        return finetune._train_settings(setup.run, setup.loaded, 5).learning_rate
+        return finetune_seed.train_settings(setup.run, setup.width, 5).learning_rate
 
     values = {"train.learning_rate": None}
     assert rate(**values) == pytest.approx(2e-5 * (768 / 32) ** 1.5)
     assert rate(**{"train.learning_rate": 1e-5}) == 1e-5
+    assert rate(**values, learn="lora") == pytest.approx(4e-4 * (768 / 32) ** 1.5)
+    assert rate(**values, learn="heads") == pytest.approx(1e-3 * (768 / 32) ** 1.5)

@@ -194,6 +194,8 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "pooling": {"pooling": "mean"},
     "loss.class_weights": {"train_file": "skewed.jsonl"},
     "loss.choice": {"task": "choice", "rows.max_length": 64, "train_file": "choice.jsonl"},
+    "temperature": {"tasks": ["train.jsonl", "skewed.jsonl"]},
+    **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
 }
 FINETUNE_SWITCHES = [one for one in switches(finetune.FinetuneRun) if not one.key.startswith("train.")]
 
@@ -232,12 +234,23 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
 
     file = "train.json" if settings.get("task") == "squad1" else settings.get("train_file", "train.jsonl")
     dev = {"squad1": "dev.json", "choice": "choice.jsonl"}.get(settings.get("task", ""), "train.jsonl")
-    files = {"init": str(start / "model"), "train_file": str(start / file), "dev_file": str(start / dev)}
+    files: dict[str, Any] = {"train_file": str(start / file), "dev_file": str(start / dev)}
+    if several := settings.get("tasks"):
+        files = {
+            "tasks": [
+                {"name": name[:-6], "train_file": str(start / name), "dev_file": str(start / dev), "max_train": count}
+                for name, count in zip(several, (40, 10), strict=True)
+            ]
+        }
+    files["init"] = str(start / "model")
     run = build_run(finetune.FinetuneRun, options={**FINETUNE, **settings, **files}).run
     try:
         made = finetune.main(run, out, progress=Progress(quiet=True))
     except DataError as error:
         return str(error)
+    if several:  # the best step may come before the tasks took different turns: the log knows
+        lines = [json.loads(line) for line in (out / "seed-0" / "metrics.jsonl").read_text().splitlines()]
+        return [{k: v for k, v in line.items() if k.startswith("train/")} for line in lines]
     weights = load_file(out / "model" / "model.safetensors")
     return [weights[name].round(4).tolist() for name in sorted(weights)], made["runs"][0]["history"]
 

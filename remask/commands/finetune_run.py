@@ -1,0 +1,164 @@
+"""What a fine-tuning run says: its files, its recipe, what learns; several tasks at once; a small grid. No torch.
+
+In: a run file or options. Out: the frozen FinetuneRun that `finetune`, `search`, `evaluate` and `quickstart` share.
+The recipe is the paper's (RoBERTa, appendix, table 10): AdamW, weight decay 0.1, 6 % warmup, linear decay, 10 epochs,
+the best evaluation kept. Not here: what is done with it (finetune and the modules named after it).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from remask.config import Config, dump, setting, switch
+from remask.model.settings import LoraSettings
+from remask.tasks import problems
+from remask.tasks.settings import LossSettings, RowSettings, TableSettings, TaskBatchSettings
+from remask.train.settings import TrainSettings
+
+Learn = Literal["all", "heads", "lora"]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_:-]*\Z")  # of a task among several: part of paths and of weights' names
+
+
+class FinetuneTrainSettings(TrainSettings):
+    """The loop's settings with fine-tuning's defaults."""
+
+    epochs: float | None = setting(10.0, "passes over the training data", gt=0)
+    learning_rate: float | None = switch(  # pyrefly: ignore
+        None, "peak learning rate; null: by what learns (2e-5, LoRA 4e-4, heads 1e-3 at width 768), more for narrow "
+        "networks", effect="math", samples=[1e-5, 3e-5], gt=0,
+    )  # fmt: skip
+    warmup: float = switch(0.06, "linear warmup: a share of all steps, or steps", effect="math", samples=[0.0], ge=0)
+    weight_decay: float = switch(0.1, "decoupled weight decay", effect="math", samples=[0.0, 0.01], ge=0)
+    spike_sigmas: float = switch(
+        0.0, "skip updates whose loss is an outlier; 0: never", effect="math", samples=[4.5], ge=0
+    )
+    keep_checkpoints: int = setting(1, "verified checkpoints that are kept", ge=1)
+
+
+class TaskFiles(Config):
+    """A task and where its examples are."""
+
+    task: str = setting(
+        "classify", "classify, regress, multilabel, pair, ner, qa, choice, or a named one such as glue:cola"
+    )
+    train_file: str | None = setting(None, "what to train on")
+    dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
+    data: str | None = setting(None, "folder of a named task's files")
+    max_train: int | None = setting(None, "train on so many examples at most", ge=1)
+    max_dev: int | None = setting(None, "score on so many dev examples at most", ge=1)
+    table: TableSettings = setting(TableSettings(), "columns of the user's own table")
+    rows: RowSettings = setting(RowSettings(), "texts -> rows")
+
+    @model_validator(mode="after")
+    def _check_task(self) -> Self:
+        problems.kind_of(self.task)
+        return self
+
+    def path(self, value: str | None) -> Path | None:
+        return None if value is None else Path(value)
+
+
+class TaskEntry(TaskFiles):
+    """One of several tasks that share an encoder."""
+
+    name: str = setting("", "what it is called in results and folders; empty: as its task")
+
+    @property
+    def called(self) -> str:
+        return self.name or self.task
+
+    @model_validator(mode="after")
+    def _check_name(self) -> Self:
+        if not NAME.match(self.called):
+            raise ValueError(f"name = {self.called!r}: letters, digits and _ : - only")
+        return self
+
+
+class GridSettings(Config):
+    """Values that are all tried with one another; the best median over the seeds wins."""
+
+    lr: tuple[float, ...] = setting((), "learning rates")
+    batch: tuple[int, ...] = setting((), "batch.num_rows")
+    epochs: tuple[float, ...] = setting((), "passes over the training data")
+    warmup: tuple[float, ...] = setting((), "shares of the steps")
+    weight_decay: tuple[float, ...] = setting((), "decoupled weight decay")
+
+    def given(self) -> dict[str, tuple[float | int, ...]]:
+        """Those that have values."""
+        return {name: values for name in TUNED if (values := getattr(self, name))}
+
+
+# What grid and search vary: their short names and where the value goes.
+TUNED = {
+    "lr": ("train", "learning_rate"),
+    "batch": ("batch", "num_rows"),
+    "epochs": ("train", "epochs"),
+    "warmup": ("train", "warmup"),
+    "weight_decay": ("train", "weight_decay"),
+}
+
+
+class FinetuneRun(TaskFiles):
+    """One fine-tuning: a task (or several), a model, some seeds."""
+
+    seed: int = setting(0, "the first seed", ge=0)
+    seeds: int = setting(1, "runs, with seeds seed, seed + 1, …; the result is their median and spread", ge=1)
+    init: str = setting("", "the model to start from: a run, a checkpoint or a Hugging Face folder")
+    pooling: Literal["model", "first", "mean"] = switch(
+        "model", "what stands for a text: as the model has it, its first token's state, or the mean", effect="math"
+    )
+    init_weights: bool = switch(True, "start from its weights; false: the same network from scratch", effect="math")
+    learn: Learn = switch(
+        "all", "what learns: all (or train.trainable_top_layers), the heads alone, or LoRA and the heads", effect="math"
+    )
+    lora: LoraSettings = setting(LoraSettings(), "learn: lora")
+    tasks: tuple[TaskEntry, ...] = setting((), "several tasks over one encoder, each with a head of its own")
+    temperature: float = switch(
+        1.0, "several tasks: steps go to a task by size ^ (1 / temperature); large: all alike", effect="math",
+        samples=[1000.0], gt=0,
+    )  # fmt: skip
+    single: bool = setting(False, "several tasks: also train each alone, for comparison")
+    batch: TaskBatchSettings = setting(TaskBatchSettings(), "rows -> batches")
+    loss: LossSettings = setting(LossSettings(), "what is minimised, where there is a choice")
+    train: FinetuneTrainSettings = setting(FinetuneTrainSettings(), "the recipe")
+    grid: GridSettings = setting(GridSettings(), "values of the recipe to try with one another")
+    evaluations: int = setting(1, "evaluations in an epoch", ge=1)
+    patience: int = switch(
+        0, "end a seed after so many evaluations without a better score; 0: never", effect="math", samples=[1], ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.learn != "all" and self.train.trainable_top_layers is not None:
+            raise ValueError(f"learn: {self.learn} already says what learns, and so does train.trainable_top_layers")
+        if self.learn == "lora" and self.lora.dropout and self.train.compile:
+            raise ValueError("lora.dropout cannot be compiled: train.compile must be false, or lora.dropout 0")
+        if self.learn != "all" and not self.init_weights:
+            raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would rest")
+        if self.tasks:
+            given = [name for name in ("train_file", "dev_file", "data") if getattr(self, name) is not None]
+            if given:
+                raise ValueError(f"{', '.join(given)}: belongs inside an entry of tasks, where there are several")
+            often, count = Counter(entry.called for entry in self.tasks).most_common(1)[0]
+            if count > 1:
+                raise ValueError(f"tasks: {often} is there {count} times; give each a name of its own")
+        elif self.single:
+            raise ValueError("single compares several tasks with each alone: there are no tasks")
+        return self
+
+    def with_values(self, values: dict[str, float | int]) -> FinetuneRun:
+        """The same run with other values of TUNED, each once (no grid)."""
+        parts: dict[str, dict[str, float | int]] = {}
+        for name, value in values.items():
+            part, key = TUNED[name]
+            parts.setdefault(part, {})[key] = value
+        changed = {key: value for key, value in dump(self).items() if key in FinetuneRun.model_fields}
+        for part, inner in parts.items():
+            changed[part] |= inner
+        return FinetuneRun.model_validate_json(json.dumps({**changed, "grid": {}}))
