@@ -1,15 +1,17 @@
 """`remask evaluate`: one model on many tasks, in one table.
 
 In: MODEL, names of tasks and the folder with their files. Out: a metric for each. A model that was fine-tuned on a
-task is only scored on its dev file; for any other task it is fine-tuned first, with the task's recipe, in OUT/TASK
-(which is kept, so that the same command goes on and repeats nothing). BLiMP and perplexity (on the held-out text of
-prepared data) need no training, only a masked-LM head.
-Not here: how a task is read, trained or scored.
+task is only scored on its dev file; for any other task it is fine-tuned first, with the task's recipe, in a folder of
+OUT (or of the user's cache) named by a fingerprint: the same command trains nothing twice, and goes on after a stop.
+BLiMP, claims and perplexity need no training, only a masked-LM head. Not here: how a task is read, trained or scored.
 """
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,61 +19,72 @@ import click
 
 from remask import artifacts
 from remask.commands import Common, common_options
-from remask.commands import finetune as finetuning
-from remask.commands.predict import TaskModel, open_task_model
-from remask.config import Config, build_run, setting
-from remask.errors import ConfigError, DataError, MissingInputError, RemaskError, UsageError
+from remask.commands import evaluate_models as models
+from remask.commands import evaluate_zero_shot as zero_shot
+from remask.commands.finetune import is_first_rank
+from remask.config import Config, fingerprint, setting, switch
+from remask.errors import ConfigError, DataError, MissingInputError, UsageError
 from remask.progress import Progress
 from remask.tasks import problems
 from remask.tasks.specs import TASKS
+from remask.train.settings import Precision as PrecisionName
 
 if TYPE_CHECKING:
+    from remask.commands.predict import TaskModel
     from remask.model.store import Loaded
-    from remask.tokenizer import Tokenizer
 
-MAX_WORD_DOCUMENTS = 64  # of each held-out source, for bits per byte of whole words
-GROUPS = {"glue": tuple(name for name in TASKS if name.startswith("glue:"))}
-ZERO_SHOT = ("blimp", "perplexity")
+GROUPS = {"glue": tuple(name for name in TASKS if name.startswith("glue:") and "form_of" not in TASKS[name])}
+ZERO_SHOT = ("blimp", "claims", "perplexity")
+NOT_IN_MEAN = ("glue:wnli",)  # as in the paper's averages over dev sets: its dev set contradicts its training set
 
 
 class EvaluateRun(Config):
     """A model and the tasks it is to show itself on."""
 
     seed: int = setting(0, "the first seed of fine-tuning", ge=0)
-    seeds: int = setting(1, "fine-tuning runs a task", ge=1)
+    seeds: int = setting(1, "fine-tuning runs a task; of several the ensemble is scored, too", ge=1)
     model: str = setting("", "the model")
-    tasks: tuple[str, ...] = setting((), "glue (all of it), glue:NAME, ner, squad1, squad2, race, blimp, perplexity")
+    tasks: tuple[str, ...] = setting((), "glue (all of it), a task of finetune, blimp, claims, perplexity")
     data: str = setting("", "folder with the tasks' files (or with folders named as the tasks')")
+    texts: tuple[str, ...] = setting((), "perplexity: text files or prepared data; none: what `data` has")
     max_train: int | None = setting(None, "train on so many examples a task at most", ge=1)
     max_dev: int | None = setting(None, "score on so many dev examples a task at most", ge=1)
     max_pairs: int | None = setting(None, "BLiMP: so many pairs of each paradigm", ge=1)
     epochs: float | None = setting(None, "passes of fine-tuning; null: the recipe's", gt=0)
-    precision: str = setting("auto", "of fine-tuning: auto, fp32, bf16 or fp16")
+    minutes: float | None = setting(None, "all fine-tuning together; each run gets an equal share", gt=0)
+    from_mnli: bool = switch(
+        False, "RTE, STS-B and MRPC start from the MNLI model, as the paper's leaderboard entry", effect="math"
+    )
+    grid: bool = switch(
+        False, "GLUE: the paper's learning rates x batches for each task; the best median counts", effect="math"
+    )
+    submission: str | None = setting(None, "folder for answers to GLUE's test files, as the leaderboard takes them")
+    precision: PrecisionName = setting("auto", "of fine-tuning and scoring: auto, fp32, bf16 or fp16")
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
 
 
 def main(run: EvaluateRun, out: Path | None, *, progress: Progress) -> dict[str, Any]:
     """Each task in turn; a group's task without files is passed over, and said."""
-    from remask.model.store import open_model
-
-    loaded = open_model(Path(run.model))
-    results: dict[str, Any] = {}
-    skipped: dict[str, str] = {}
-    for task, required in _expand(run.tasks):
-        try:
-            results[task] = _one_task(run, task, loaded, out, progress)
-        except MissingInputError as error:
-            if required:
-                raise
-            skipped[task] = str(error)
-            progress.say(f"  {task}: left out: {error}")
-    if not results:
+    tasks = _expand(run.tasks)
+    evaluation = Evaluation(run, out or _user_cache(), progress)
+    plan, skipped = evaluation.plan(tasks)
+    if not plan:
         raise DataError(f"{run.data}: has the files of none of these tasks: {', '.join(run.tasks)}")
+    results = {task: evaluation.result(task) for task in plan}
     values = {
         "metrics": {f"{task}.{name}": v for task, result in results.items() for name, v in result["metrics"].items()},
         "tasks": results,
         "skipped": skipped,
         "model": run.model,
+        "precision": evaluation.judge.precision.name,
+        "device": str(evaluation.judge.device),
     }
+    mean = glue_mean(results)
+    if mean:
+        values["glue"] = mean
+        values["metrics"]["glue.mean"] = mean["mean"]
+    if evaluation.submitted:
+        values["submission"] = evaluation.submitted
     if out is not None:
         with artifacts.output_errors(out):
             out.mkdir(parents=True, exist_ok=True)
@@ -79,10 +92,16 @@ def main(run: EvaluateRun, out: Path | None, *, progress: Progress) -> dict[str,
     return values
 
 
+def _user_cache() -> Path:
+    """Where fine-tuned models are kept without --out."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remask" / "evaluate"
+
+
 def _expand(tasks: Sequence[str]) -> list[tuple[str, bool]]:
     """(task, whether its files must be there)."""
+    known = [*GROUPS, *TASKS, *ZERO_SHOT]
     if not tasks:
-        raise UsageError(f"--tasks is needed: {', '.join([*GROUPS, *TASKS, *ZERO_SHOT])}")
+        raise UsageError(f"--tasks is needed: {', '.join(known)}")
     found: dict[str, bool] = {}
     for task in tasks:
         if task in GROUPS:
@@ -90,168 +109,280 @@ def _expand(tasks: Sequence[str]) -> list[tuple[str, bool]]:
         elif task in TASKS or task in ZERO_SHOT:
             found[task] = True
         else:
-            raise ConfigError(f"tasks: {task!r} is not one of {', '.join([*GROUPS, *TASKS, *ZERO_SHOT])}")
+            raise ConfigError(f"tasks: {task!r} is not one of {', '.join(known)}")
     return list(found.items())
 
 
-def _one_task(run: EvaluateRun, task: str, loaded: Loaded, out: Path | None, progress: Progress) -> dict[str, Any]:
-    if task in ZERO_SHOT:
-        if not loaded.heads.masked_lm:
-            raise DataError(f"{loaded.folder}: has no masked-LM head, which {task} needs")
-        return (_blimp if task == "blimp" else _perplexity)(run, loaded, progress)
-    folder = _folder(run.data, task)
-    own = _own_head(loaded, task)
-    if own is not None:
-        return _score_only(run, own, task, folder)
-    if out is None:
-        raise UsageError(f"{run.model} has no head for {task}, so it is fine-tuned first: say where with --out DIR")
-    recipe = [f"{key}={value}" for key, value in TASKS[task]["recipe"].items()]
-    options = {
-        "task": task, "init": run.model, "data": str(folder), "seed": run.seed, "seeds": run.seeds,
-        "max_train": run.max_train, "max_dev": run.max_dev, "train.epochs": run.epochs,
-        "train.precision": run.precision,
-    }  # fmt: skip
-    values = finetuning.main(
-        build_run(finetuning.FinetuneRun, None, recipe, options).run, out / task.replace(":", "-"), progress=progress
-    )
-    keys = ("metric", "metrics", "spread", "data", "notes", "model")
-    return {key: values[key] for key in keys}
+class Evaluation:
+    """One model, opened once, on many tasks."""
+
+    def __init__(self, run: EvaluateRun, cache: Path, progress: Progress) -> None:
+        self.run, self.cache, self.progress = run, cache, progress
+        self.submitted: dict[str, int] = {}  # answers written for the leaderboard, by file name
+        self._minutes: float | None = None  # of one fine-tuning
+
+    @cached_property
+    def loaded(self) -> Loaded:
+        from remask.model.store import open_model
+
+        return open_model(Path(self.run.model))
+
+    @cached_property
+    def own(self) -> TaskModel | None:
+        return models.own_model(self.loaded.folder)
+
+    @cached_property
+    def judge(self) -> zero_shot.Judge:
+        from remask.train.precision import Precision, choose_device, choose_precision
+
+        device = choose_device(self.run.device)
+        name, reason = choose_precision(self.run.precision, device)
+        self.progress.say(f"scored on {device} in {name} ({reason})")
+        return zero_shot.Judge(self.loaded, device, Precision(name, device))
+
+    @cached_property
+    def scorer(self) -> models.Scorer:
+        return models.Scorer(self.judge.device, self.judge.precision, self.run.max_dev)
+
+    @cached_property
+    def texts(self) -> dict[str, Path]:
+        return zero_shot.perplexity_sources(Path(self.run.data), self.run.texts)
+
+    # -------------------------------------------------------------------------------------------------- the plan
+
+    def plan(self, tasks: Sequence[tuple[str, bool]]) -> tuple[list[str], dict[str, str]]:
+        """(tasks to do, why others are left out): nothing is trained before all files were found."""
+        found: list[str] = []
+        skipped: dict[str, str] = {}
+        for task, required in tasks:
+            try:
+                if task == "perplexity":
+                    zero_shot.require_masked_lm(self.loaded, task)
+                    found += self.texts
+                    continue
+                self._files(task)
+            except MissingInputError as error:
+                if required:
+                    raise
+                skipped[task] = str(error)
+                self.progress.say(f"  {task}: left out: {error}")
+                continue
+            found.append(task)
+        if self.run.minutes is not None:
+            self._minutes = self.run.minutes / self._count_runs(found)
+        return found, skipped
+
+    def _files(self, task: str) -> list[Path]:
+        data = Path(self.run.data)
+        if task in ZERO_SHOT:
+            zero_shot.require_masked_lm(self.loaded, task)
+            if task == "claims":
+                return [zero_shot.claims_file(data)]
+            from remask.tasks.blimp import blimp_paths
+
+            return blimp_paths(zero_shot.blimp_folder(data))
+        return problems.task_files(task, self._folder(task))
+
+    def _folder(self, task: str) -> Path:
+        """GLUE's tasks may lie together in a folder `glue`."""
+        base = Path(self.run.data)
+        if not base.is_dir():
+            raise MissingInputError(f"{base}: no such folder")
+        inside = base / "glue"
+        return inside if task.startswith("glue:") and inside.is_dir() else base
+
+    def _trained(self, task: str) -> str | None:
+        """The task whose fine-tuning gives the model for this one; None: the given model has its head already."""
+        source = TASKS[task].get("model_of", task)
+        return None if self.own is not None and self.own.task == source else source
+
+    def _start(self, task: str) -> str | None:
+        """The task whose model a fine-tuning starts from, if not from the given one."""
+        return TASKS[task].get("starts_from") if self.run.from_mnli else None
+
+    def _count_runs(self, tasks: Sequence[str]) -> int:
+        """How many fine-tunings the minutes are shared by."""
+        needed: set[str] = set()
+        for task in tasks:
+            if task in TASKS and (source := self._trained(task)) is not None:
+                needed |= {source, *([start] if (start := self._start(source)) else [])}
+        return max(1, sum(self._tuner().num_runs(task) for task in needed))
+
+    def _tuner(self) -> models.Tuner:
+        run = self.run
+        options = {
+            "seed": run.seed, "seeds": run.seeds, "max_train": run.max_train, "max_dev": run.max_dev,
+            "train.epochs": run.epochs, "train.precision": run.precision, "train.device": run.device,
+            "train.minutes": self._minutes,
+        }  # fmt: skip
+        return models.Tuner(self.cache, options, run.grid, self.progress)
+
+    # ------------------------------------------------------------------------------------------------ the results
+
+    def result(self, task: str) -> dict[str, Any]:
+        if task not in TASKS:
+            return self._zero_shot(task)
+        folder = self._folder(task)
+        if (source := self._trained(task)) is None:
+            assert self.own is not None
+            result, chosen = self.scorer.score(task, folder, [self.own]), [self.own]
+        else:
+            result, where = self._tuned(source)
+            chosen = models.seed_models(where) if self._needs_models(task) else []
+            if task != source or len(chosen) > 1:
+                scored = self.scorer.score(task, folder, chosen)
+                result = scored if task != source else {**result, "ensemble": scored["ensemble"]}
+        if self.run.submission and chosen:
+            self.submitted.update(
+                models.submit(task, folder, Path(self.run.submission), chosen, self.scorer, self.progress)
+            )
+        return result
+
+    def _needs_models(self, task: str) -> bool:
+        return bool(self.run.seeds > 1 or self.run.submission or TASKS[task].get("model_of"))
+
+    def _tuned(self, task: str) -> tuple[dict[str, Any], Path]:
+        init = self.loaded.folder
+        notes = []
+        if (start := self._start(task)) is not None:
+            if self.own is None or self.own.task != start:
+                init = self._tuned(start)[1] / "model"
+            notes = [f"started from the model of {start}"]
+        values, where = self._tuner().tuned(task, init, self.loaded.settings.hidden_size, self._folder(task))
+        return {**values, "notes": [*values["notes"], *notes]}, where
+
+    def _zero_shot(self, task: str) -> dict[str, Any]:
+        """Asked once for each model, file and number format."""
+        run, judge = self.run, self.judge
+        if task in ZERO_SHOT and task != "perplexity":
+            hashes = [models.file_hash(path) for path in self._files(task)]
+        else:
+            source = self.texts[task]
+            hashes = [models.file_hash(source if source.is_file() else source / artifacts.MANIFEST)]
+        limit = run.max_pairs if task == "blimp" else run.max_dev
+        question = [task, models.model_hash(self.loaded.folder), hashes, limit, judge.precision.name, judge.device.type]
+        kept = self.cache / f"{task.replace(':', '-')}-{fingerprint(question)[:10]}.json"
+        if kept.is_file():
+            self.progress.say(f"  {task}: measured already, {kept}")
+            return json.loads(kept.read_bytes())
+        found = self._ask(task)
+        with artifacts.output_errors(kept):
+            kept.parent.mkdir(parents=True, exist_ok=True)
+        artifacts.write_json(kept, found)
+        return found
+
+    def _ask(self, task: str) -> dict[str, Any]:
+        data = Path(self.run.data)
+        if task == "blimp":
+            return zero_shot.blimp(self.judge, zero_shot.blimp_folder(data), self.run.max_pairs, self.progress)
+        if task == "claims":
+            return zero_shot.claims(self.judge, zero_shot.claims_file(data), self.progress)
+        source = self.texts[task]
+        if source.is_file():
+            name = fingerprint([models.file_hash(source), self.judge.tokenizer.fingerprint])[:10]
+            folder = self.cache / f"text-{source.stem}-{name}"
+            with artifacts.output_errors(folder):
+                self.cache.mkdir(parents=True, exist_ok=True)
+            if not (folder / artifacts.MANIFEST).is_file():
+                zero_shot.prepare_text(source, self.judge, folder, self.progress)
+            source = folder
+        return zero_shot.perplexity(self.judge, source, self.run.max_dev, self.progress)
 
 
-def _folder(data: str, task: str) -> Path:
-    """GLUE's tasks may lie together in a folder `glue`."""
-    base = Path(data)
-    if not base.is_dir():
-        raise MissingInputError(f"{base}: no such folder")
-    inside = base / "glue"
-    return inside if task.startswith("glue:") and inside.is_dir() else base
+# ------------------------------------------------------------------------------------------------------ the table
 
 
-def _own_head(loaded: Loaded, task: str) -> TaskModel | None:
-    """The model as a model of this task, if it is one."""
-    try:
-        model = open_task_model(loaded.folder)
-    except RemaskError:
+def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+    """GLUE's average over the tasks at hand: the mean of a task's official metrics, MNLI's two parts as one task."""
+    scores: dict[str, list[float]] = {}
+    for task, result in results.items():
+        if task in GROUPS["glue"] and task not in NOT_IN_MEAN:
+            part = [result["metrics"][name] for name in official(task)]
+            scores.setdefault(TASKS[task].get("model_of", task), []).append(sum(part) / len(part))
+    if len(scores) < 2:
         return None
-    return model if model.task == task else None
+    means = {task: sum(parts) / len(parts) for task, parts in scores.items()}
+    return {"mean": sum(means.values()) / len(means), "tasks": means, "left_out": list(NOT_IN_MEAN)}
 
 
-def _score_only(run: EvaluateRun, model: TaskModel, task: str, folder: Path) -> dict[str, Any]:
-    from remask.tasks.rows import frame_for
-
-    loaded = model.loaded
-    problem = problems.open_problem(task, model.table, train=None, dev=None, folder=folder, max_dev=run.max_dev)
-    problems.check_same_labels(problem, model.labels)
-    tokenizer = _tokenizer(loaded)
-    settings = loaded.settings
-    frame = frame_for(tokenizer, model.rows, model_length=settings.max_length, num_segments=settings.num_segments)
-    rows = problems.encode(problem.dev, problem.kind, problem.labels, tokenizer, frame, model.rows)
-    outputs = finetuning.predict_rows(loaded.network, problem.kind, rows, tokenizer.pad_id)
-    result = problems.score(outputs, rows, problem.dev, problem.kind, problem.labels)
-    facts = {"metric": problem.metric, "data": dict(problem.facts), "notes": list(problem.notes)}
-    return {**result, **facts, "model": str(loaded.folder)}
-
-
-def _tokenizer(loaded: Loaded) -> Tokenizer:
-    from remask.tokenizer import load_tokenizer
-
-    if loaded.tokenizer_folder is None:
-        raise DataError(f"{loaded.folder}: has no tokenizer, so texts cannot be read for it")
-    return load_tokenizer(loaded.tokenizer_folder)
-
-
-def _perplexity(run: EvaluateRun, loaded: Loaded, progress: Progress) -> dict[str, Any]:
-    """Loss, perplexity, accuracy and bits per byte of masked tokens, on rows and masks that are the same for every
-    model with this vocabulary; and bits per byte of whole words, which compare across vocabularies."""
-    import torch
-
-    from remask.data.evaluation import evaluation_batches, is_comparable, word_batches
-    from remask.data.settings import DataSettings
-    from remask.objectives import held_out
-    from remask.tokenizer import load_tokenizer
-
-    base = Path(run.data)
-    prepared = base / "prepared" if (base / "prepared").is_dir() else base
-    if not (prepared / artifacts.MANIFEST).is_file():
-        raise MissingInputError(f"{prepared}: is no prepared data (remask prepare), which perplexity is measured on")
-    tokenizer = _tokenizer(loaded)
-    if load_tokenizer(prepared / "tokenizer").fingerprint != tokenizer.fingerprint:
-        raise DataError(f"{prepared}: was prepared with another vocabulary than that of {loaded.folder}")
-    settings = DataSettings(length=min(512, loaded.settings.max_length))
-    with progress.stage("perplexity") as stage, torch.inference_mode():
-        held = evaluation_batches(prepared, settings, tokenizer, max_rows=run.max_dev)
-        found = held_out(loaded.network, held, tokenizer.token_lengths)
-        if is_comparable(tokenizer):
-            words = word_batches(prepared, settings, tokenizer, max_documents=MAX_WORD_DOCUMENTS)
-            found = {
-                **found,
-                "word_bits_per_byte": held_out(loaded.network, words, tokenizer.token_lengths)["bits_per_byte"],
-            }
-        stage.update(len(held))
-    return {"metrics": dict(found), "metric": "perplexity", "notes": [], "data": {"prepared": str(prepared)}}
-
-
-def _blimp(run: EvaluateRun, loaded: Loaded, progress: Progress) -> dict[str, Any]:
-    """Zero-shot, in the precision of the weights."""
-    import torch
-
-    from remask.tasks.blimp import num_masked_rows, read_blimp, score_pairs
-    from remask.tasks.rows import frame_for
-    from remask.tasks.settings import RowSettings
-
-    tokenizer, network = _tokenizer(loaded), loaded.network
-    base = Path(run.data)
-    pairs = read_blimp(base / "blimp" if (base / "blimp").is_dir() else base, run.max_pairs)
-    settings = loaded.settings
-    frame = frame_for(tokenizer, RowSettings(), model_length=settings.max_length, num_segments=settings.num_segments)
-
-    def log_probs(batch: Any) -> Any:
-        with torch.inference_mode():
-            tensors = batch.map(torch.as_tensor)
-            logits_MV = network.masked_lm(network.encode(tensors), tensors.masked_positions_M).float()
-            right_M = logits_MV.gather(1, tensors.masked_labels_M[:, None])[:, 0]
-            return (right_M - logits_MV.logsumexp(1)).numpy()
-
-    with progress.stage("blimp", num_masked_rows(pairs, tokenizer), "rows") as stage:
-        result = score_pairs(pairs, log_probs, tokenizer, frame, stage.advance)
-    notes = [] if run.max_pairs is None else [f"the first {run.max_pairs} pairs of each paradigm"]
-    return {**result, "metric": "accuracy", "notes": notes, "data": {"pairs": len(pairs)}}
+def official(task: str) -> tuple[str, ...]:
+    spec = TASKS[task]
+    return spec.get("official", (spec["metric"],))
 
 
 def render(values: Mapping[str, Any]) -> str:
-    """One line a task, then what to know about them."""
-    lines = []
+    """One table: task, metric, score with its spread, sizes; then the other metrics and what to know."""
+    rows = [["task", "metric", "score", "lowest to highest", "train", "dev"]]
+    details: list[str] = []
     for task, result in values["tasks"].items():
-        name = result["metric"]
+        rows += _rows(task, result)
+        shown = official(task) if task in TASKS else (result["metric"],)
+        others = [f"{name} {_number(value)}" for name, value in result["metrics"].items() if name not in shown]
+        details += [f"{task}: {', '.join(others)}"] if others else []
+        details += [f"{task}: {note}" for note in result["notes"]]
+        details += [f"{task}: {name} {value:.4f}" for name, value in result.get("categories", {}).items()]
+        details += [f"{task}: tried {json.dumps(tried)}" for tried in result.get("grid", ())]
+    if "glue" in values:
+        count = len(values["glue"]["tasks"])
+        rows.append(["glue", f"mean of {count}", f"{values['glue']['mean']:.4f}", "", "", ""])
+    details += [f"{task}: left out: {reason}" for task, reason in values["skipped"].items()]
+    details += [
+        f"{name}: {count:,} answers for the leaderboard" for name, count in values.get("submission", {}).items()
+    ]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines.insert(1, "-" * max(len(line) for line in lines))
+    return "\n".join([*lines, "", *details]).rstrip()
+
+
+def _number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
+
+
+def _rows(task: str, result: Mapping[str, Any]) -> list[list[str]]:
+    sizes = [f"{result['data'][part]:,}" if part in result["data"] else "" for part in ("train", "dev")]
+    rows: list[list[str]] = []
+    for name in official(task) if task in TASKS else (result["metric"],):
         spread = result.get("spread", {}).get(name)
-        over = f" ({spread['low']:.4f} to {spread['high']:.4f})" if spread and len(spread["seeds"]) > 1 else ""
-        others = ", ".join(f"{k} {v:.4f}" for k, v in result["metrics"].items() if k != name)
-        lines.append(f"{task:14} {name:14} {result['metrics'][name]:.4f}{over}  [{others}]")
-        lines += [f"{'':14}   note: {note}" for note in result["notes"]]
-    lines += [f"{task:14} left out: {reason}" for task, reason in values["skipped"].items()]
-    return "\n".join(lines)
+        over = f"{spread['low']:.4f} to {spread['high']:.4f}" if spread and len(spread["seeds"]) > 1 else ""
+        rows.append(
+            [task if not rows else "", name, _number(result["metrics"][name]), over, *(sizes if not rows else ["", ""])]
+        )
+    if "ensemble" in result:
+        together, name = result["ensemble"], result["metric"]
+        rows.append(["", name, f"{together['metrics'][name]:.4f}", f"ensemble of {together['models']}", "", ""])
+    return rows
 
 
 @click.command()
 @click.argument("model")
 @click.option(
-    "--tasks", required=True, help="Comma-separated: glue, glue:NAME, ner, squad1, squad2, race, blimp, perplexity."
+    "--tasks",
+    required=True,
+    help="Comma-separated: glue, glue:NAME, ner, squad1, squad2, race, wsc, blimp, claims, perplexity.",
 )
-@click.option("--data", required=True, help="Folder with the tasks' files.")
+@click.option("--data", required=True, help="Folder with the tasks' files (claims alone: the file).")
+@click.option("--text", "texts", multiple=True, help="Perplexity: a text file or prepared data (may be repeated).")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for fine-tuned models and results.json.")
 @click.option("--seeds", type=int, help="Fine-tuning runs a task; the result is their median.")
 @click.option("--max-train", type=int, help="Train on so many examples a task at most.")
 @click.option("--max-dev", type=int, help="Score on so many examples a task at most.")
 @click.option("--max-pairs", type=int, help="BLiMP: so many pairs of each paradigm.")
 @click.option("--epochs", type=float, help="Passes of fine-tuning.")
+@click.option("--minutes", type=float, help="All fine-tuning together; each run gets an equal share.")
+@click.option("--from-mnli", is_flag=True, default=None, help="RTE, STS-B and MRPC start from the MNLI model.")
+@click.option("--grid", is_flag=True, default=None, help="GLUE: the paper's learning rates x batches.")
+@click.option("--submission", help="Folder for answers to GLUE's test files, as the leaderboard takes them.")
+@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), help="Of training and scoring.")
+@click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @common_options
-def command(common: Common, tasks: str, out: Path | None, **options: Any) -> None:
-    """Score MODEL on tasks. Where it has no head for one, it is fine-tuned first, in OUT."""
+def command(common: Common, tasks: str, texts: tuple[str, ...], out: Path | None, **options: Any) -> None:
+    """Score MODEL on tasks. Where it has no head for one, it is fine-tuned first, in OUT (or the user's cache)."""
     names = [name.strip() for name in tasks.split(",") if name.strip()]
-    built = common.build(EvaluateRun, None, tasks=names, **options)
+    built = common.build(EvaluateRun, None, tasks=names, texts=list(texts) or None, **options)
     if common.dry_run:
-        _expand(built.run.tasks)
+        Evaluation(built.run, out or _user_cache(), common.progress).plan(_expand(built.run.tasks))
         return
     values = main(built.run, out, progress=common.progress)
-    if finetuning.is_first_rank():
+    if is_first_rank():
         common.result(values, render(values))

@@ -8,7 +8,7 @@ have the same length, so nothing is padding. Not here: the network.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,18 @@ class Pair:
     category: str
 
 
-def read_blimp(folder: Path, max_pairs: int | None = None) -> list[Pair]:
-    """All paradigms below a folder; of each the first `max_pairs`."""
+def blimp_paths(folder: Path) -> list[Path]:
+    """One file a paradigm."""
     paths = sorted((folder / "data").glob("*.jsonl")) or sorted(folder.glob("*.jsonl"))
     if not paths:
         raise MissingInputError(f"{folder}: no BLiMP files (*.jsonl) there or in data/")
+    return paths
+
+
+def read_blimp(folder: Path, max_pairs: int | None = None) -> list[Pair]:
+    """All paradigms below a folder; of each the first `max_pairs`."""
     pairs: list[Pair] = []
-    for path in paths:
+    for path in blimp_paths(folder):
         for number, cells in enumerate(read_cells(path)):
             if max_pairs is not None and number >= max_pairs:
                 break
@@ -98,6 +103,29 @@ def _masked_batches(sentences: Sequence[Array], mask_id: int) -> Iterator[tuple[
             yield members[part], batch
 
 
+@dataclass(frozen=True, slots=True)
+class TextScore:
+    """A text's pseudo-log-likelihood in nats, and of how many tokens it is the sum."""
+
+    nats: float
+    num_tokens: int
+
+
+def score_texts(
+    texts: Iterable[str],
+    log_probs: Callable[[Batch], Array],
+    tokenizer: Any,
+    frame: Frame,
+    advance: Callable[[int], None] = lambda rows: None,
+) -> dict[str, TextScore]:
+    """Pseudo-log-likelihoods by text. One that occurs several times is scored once."""
+    distinct = sorted(set(texts))
+    tokens = [ids[: frame.room(1)] for ids in tokenizer.encode_batch(distinct)]
+    encoded = [frame.join([ids])[0] for ids in tokens]
+    nats = pseudo_log_likelihoods(log_probs, encoded, tokenizer.mask_id, advance)
+    return {text: TextScore(float(n), len(t)) for text, n, t in zip(distinct, nats, tokens, strict=True)}
+
+
 def score_pairs(
     pairs: Sequence[Pair],
     log_probs: Callable[[Batch], Array],
@@ -105,17 +133,18 @@ def score_pairs(
     frame: Frame,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> dict[str, Any]:
-    """Accuracies. A sentence that occurs several times is scored once."""
-    texts = sorted({text for pair in pairs for text in (pair.good, pair.bad)})
-    encoded = [frame.join([ids[: frame.room(1)]])[0] for ids in tokenizer.encode_batch(texts)]
-    score = dict(zip(texts, pseudo_log_likelihoods(log_probs, encoded, tokenizer.mask_id, advance), strict=True))
-    return summarise(pairs, [score[p.good] > score[p.bad] for p in pairs])
+    """Accuracies."""
+    score = score_texts(texts_of(pairs), log_probs, tokenizer, frame, advance)
+    return summarise(pairs, [score[p.good].nats > score[p.bad].nats for p in pairs])
 
 
-def num_masked_rows(pairs: Sequence[Pair], tokenizer: Any) -> int:
-    """How many rows `score_pairs` will run, for the progress display."""
-    texts = {text for pair in pairs for text in (pair.good, pair.bad)}
-    return sum(len(ids) for ids in tokenizer.encode_batch(sorted(texts)))
+def texts_of(pairs: Sequence[Pair]) -> set[str]:
+    return {text for pair in pairs for text in (pair.good, pair.bad)}
+
+
+def num_masked_rows(texts: Iterable[str], tokenizer: Any) -> int:
+    """How many rows `score_texts` will run, for the progress display."""
+    return sum(len(ids) for ids in tokenizer.encode_batch(sorted(set(texts))))
 
 
 def summarise(pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, Any]:

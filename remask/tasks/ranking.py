@@ -39,9 +39,8 @@ def candidate_pairs(examples: Sequence[Example], positive: str) -> tuple[list[Ch
         if not right or not wrong:
             alone += len(members)
             continue
-        for number, other in enumerate(wrong):
-            # The right one is not always the first option, or its place would give it away.
-            answer = (len(pairs) + number) % 2
+        for other in wrong:
+            answer = len(pairs) % 2  # not always the first, which a tie would go to
             options = (right[0].texts[1], other.texts[1])[:: 1 if answer == 0 else -1]
             pairs.append(ChoiceQuestion("", question, options, answer, "", right[0].place))
     return pairs, alone

@@ -111,3 +111,19 @@ def test_choices_compete_within_their_question() -> None:
 def test_counts_work_on_numpy_before_the_batch_moves() -> None:
     batch = Batch(np.zeros((2, 3), np.int64), np.array([3, 3]), labels=np.array([[IGNORE, 1, 1], [0, IGNORE, 1]]))
     assert TaskObjective("tags", 0).counts(batch) == {"task": 4}
+
+
+def test_rare_classes_may_count_more() -> None:
+    logits = torch.log(torch.tensor([[0.5, 0.5], [0.2, 0.8]]))
+    loss = TaskObjective("classify", 0, class_weights=[0.5, 3.0])(Fake(logits), batch_of([0, 1], 2), None)
+    assert float(loss.parts["task"].sum) == pytest.approx(-0.5 * np.log(0.5) - 3 * np.log(0.8), rel=1e-5)
+    assert loss.parts["task"].count == 2
+
+
+def test_choices_ranked_by_a_margin() -> None:
+    # First question: ahead by 3 and by 0.5, so 0.5 is missing; second: behind by 1, so 2 are, and nothing elsewhere.
+    logits = torch.tensor([3.0, 0.0, 2.5, 1.0, 2.0, -5.0])
+    loss = TaskObjective("choice", 0, margin=True)(Fake(logits), batch_of([0, 0], 6), None)
+    assert float(loss.parts["task"].sum) == pytest.approx(2.5)
+    assert loss.parts["task"].count == 2
+    assert int(loss.metrics["accuracy"].sum) == 1

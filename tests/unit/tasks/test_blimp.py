@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 
 from remask.errors import DataError, MissingInputError
-from remask.tasks.blimp import Pair, num_masked_rows, pseudo_log_likelihoods, read_blimp, score_pairs, summarise
+from remask.tasks.blimp import (
+    Pair,
+    num_masked_rows,
+    pseudo_log_likelihoods,
+    read_blimp,
+    score_pairs,
+    summarise,
+    texts_of,
+)
 from remask.tasks.rows import Frame
 
 MASK = 4
@@ -52,7 +60,7 @@ def test_the_likelier_sentence_wins_and_a_tie_does_not() -> None:
     frame = Frame(0, 2, True, False, 32)
     result = score_pairs(pairs, lambda batch: -batch.masked_labels_M, Letters(), frame)
     assert result["paradigms"] == {"one": 0.5, "two": 0.0}
-    assert num_masked_rows(pairs, Letters()) == 6
+    assert num_masked_rows(texts_of(pairs), Letters()) == 6
 
 
 def test_means() -> None:
