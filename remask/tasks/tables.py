@@ -56,23 +56,31 @@ class Cells:
 
     values: Mapping[str, Any]
     place: str
+    number: int = 0  # its first line, or row of a Parquet file, from 1
+
+
+# Called with a line's number and what is wrong with it, where one bad line is not to end the reading.
+OnBad = Callable[[int, str], None]
 
 
 # --------------------------------------------------------------------------------------- files -> rows of cells
 
 
-def read_cells(path: Path, *, quoted: bool | None = None, header: Sequence[str] | None = None) -> Iterator[Cells]:
-    """Rows by column name. `header` names the columns of a file that has no header line."""
+def read_cells(
+    path: Path, *, quoted: bool | None = None, header: Sequence[str] | None = None, on_bad: OnBad | None = None
+) -> Iterator[Cells]:
+    """Rows by column name. `header` names the columns of a file that has no header line. `on_bad`: lines that cannot
+    be read are handed there and left out; without it the first one is a DataError."""
     if not path.is_file():
         raise MissingInputError(f"{path}: no such file")
     kind = table_format(path)
     if kind == "parquet":
         yield from _parquet(path)
     elif kind == "jsonl":
-        yield from _json_lines(path)
+        yield from _json_lines(path, on_bad)
     else:
         quotes = kind == "csv" if quoted is None else quoted
-        yield from _delimited(path, "," if kind == "csv" else "\t", quotes, header)
+        yield from _delimited(path, "," if kind == "csv" else "\t", quotes, header, on_bad)
 
 
 def table_format(path: Path) -> str:
@@ -86,7 +94,14 @@ def table_format(path: Path) -> str:
     return kind
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+def _fault(path: Path, number: int, reason: str, on_bad: OnBad | None, error: Exception | None = None) -> None:
+    """A line that cannot be read: an error, or a word to whoever counts them."""
+    if on_bad is None:
+        raise DataError(f"{path}:{number}: {reason}") from error
+    on_bad(number, reason)
+
+
+def read_lines(path: Path, on_bad: OnBad | None = None) -> Iterator[tuple[int, str]]:
     """(line number, line without its end) of a UTF-8 file, plain or compressed; a byte order mark is dropped."""
     if not path.is_file():
         raise MissingInputError(f"{path}: no such file")
@@ -96,11 +111,15 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
             while raw := file.readline(MAX_LINE_BYTES + 1):
                 number += 1
                 if len(raw) > MAX_LINE_BYTES:
-                    raise DataError(f"{path}:{number}: a line of over {MAX_LINE_BYTES:,} bytes")
+                    _fault(path, number, f"a line of over {MAX_LINE_BYTES:,} bytes", on_bad)
+                    while raw and not raw.endswith(b"\n"):
+                        raw = file.readline(MAX_LINE_BYTES)
+                    continue
                 try:
                     line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
                 except UnicodeDecodeError as error:
-                    raise DataError(f"{path}:{number}: not UTF-8 (byte {error.start} of the line)") from error
+                    _fault(path, number, f"not UTF-8 (byte {error.start} of the line)", on_bad, error)
+                    continue
                 yield number, line.rstrip("\r\n")
     except (OSError, EOFError, lzma.LZMAError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
@@ -116,9 +135,16 @@ def _open(path: Path) -> IO[bytes]:
     return _OPENERS[suffix](path) if suffix in _OPENERS else path.open("rb")
 
 
-def _delimited(path: Path, delimiter: str, quoted: bool, header: Sequence[str] | None) -> Iterator[Cells]:
-    rows = _quoted_rows(path, delimiter) if quoted else ((n, line.split(delimiter)) for n, line in read_lines(path))
+def _delimited(
+    path: Path, delimiter: str, quoted: bool, header: Sequence[str] | None, on_bad: OnBad | None
+) -> Iterator[Cells]:
     names = list(header) if header else None
+
+    def fault(number: int, reason: str) -> None:
+        _fault(path, number, reason, on_bad if names is not None else None)  # without its header a table is nothing
+
+    plain = ((n, line.split(delimiter)) for n, line in read_lines(path, fault))
+    rows = _quoted_rows(path, delimiter, fault) if quoted else plain
     for number, cells in rows:
         if names is None:
             names = [name.strip() for name in cells]
@@ -128,41 +154,48 @@ def _delimited(path: Path, delimiter: str, quoted: bool, header: Sequence[str] |
         if cells in ([], [""]):
             continue  # an empty line is no row
         if len(cells) != len(names):
-            raise DataError(f"{path}:{number}: {len(cells)} cells, but the table has {len(names)} columns")
-        yield Cells(dict(zip(names, cells, strict=True)), f"{path}:{number}")
+            fault(number, f"{len(cells)} cells, but the table has {len(names)} columns")
+            continue
+        yield Cells(dict(zip(names, cells, strict=True)), f"{path}:{number}", number)
 
 
-def _quoted_rows(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+def _quoted_rows(path: Path, delimiter: str, fault: OnBad) -> Iterator[tuple[int, list[str]]]:
     last = 0
 
     def lines() -> Iterator[str]:
         nonlocal last
-        for number, line in read_lines(path):
+        for number, line in read_lines(path, fault):
             last = number
             yield line + "\n"
 
     csv.field_size_limit(MAX_LINE_BYTES)
     reader = csv.reader(lines(), delimiter=delimiter, strict=True)
     first = 1
-    try:
-        for cells in reader:
+    while True:
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            fault(first, f"{error} (in the row that starts there)")
+        else:
             yield first, cells
-            first = last + 1
-    except csv.Error as error:
-        raise DataError(f"{path}:{first}: {error} (in the row that starts there)") from error
+        first = last + 1
 
 
-def _json_lines(path: Path) -> Iterator[Cells]:
-    for number, line in read_lines(path):
+def _json_lines(path: Path, on_bad: OnBad | None) -> Iterator[Cells]:
+    for number, line in read_lines(path, on_bad):
         if not line.strip():
             continue
         try:
             values = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise DataError(f"{path}:{number}: not JSON: {error}") from error
+            _fault(path, number, f"not JSON: {error}", on_bad, error)
+            continue
         if not isinstance(values, dict):
-            raise DataError(f"{path}:{number}: a line must be a JSON object, not {type(values).__name__}")
-        yield Cells(values, f"{path}:{number}")
+            _fault(path, number, f"a line must be a JSON object, not {type(values).__name__}", on_bad)
+            continue
+        yield Cells(values, f"{path}:{number}", number)
 
 
 def _parquet(path: Path) -> Iterator[Cells]:
@@ -175,7 +208,7 @@ def _parquet(path: Path) -> Iterator[Cells]:
             for batch in file.iter_batches(batch_size=4096):
                 for values in batch.to_pylist():
                     number += 1
-                    yield Cells(values, f"{path}: row {number}")
+                    yield Cells(values, f"{path}: row {number}", number)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {str(error)[:120]}") from error
 
@@ -198,11 +231,11 @@ def examples_of(
     dropped: Counter[str] = Counter()
     for cells in rows:
         if not examples and not dropped:
-            _require_columns(cells, [*columns, *([settings.label] if labelled else [])])
+            require_columns(cells, [*columns, *([settings.label] if labelled else [])])
         try:
-            texts = tuple(_text(cells, column) for column in columns)
+            texts = tuple(text_of(cells, column) for column in columns)
             label = _label(cells, settings, kind) if labelled else None
-        except _BadRow as bad:
+        except BadRow as bad:
             if settings.bad_rows == "error":
                 hint = "mend it, or leave such rows out with --set table.bad_rows=drop"
                 raise DataError(f"{cells.place}: {bad}; {hint}") from bad
@@ -214,13 +247,13 @@ def examples_of(
     return Table(path, examples, dict(dropped))
 
 
-class _BadRow(Exception):
+class BadRow(Exception):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
-def _require_columns(cells: Cells, columns: Iterable[str]) -> None:
+def require_columns(cells: Cells, columns: Iterable[str]) -> None:
     import difflib
 
     for column in columns:
@@ -231,12 +264,12 @@ def _require_columns(cells: Cells, columns: Iterable[str]) -> None:
             raise ConfigError(f"{cells.place}: no column {column!r}; there are {', '.join(known[:20])}{hint}")
 
 
-def _text(cells: Cells, column: str) -> str:
+def text_of(cells: Cells, column: str) -> str:
     value = cells.values.get(column)
     if value is None or (isinstance(value, str) and not value.strip()):
-        raise _BadRow("empty text", f"column {column!r} has no text")
+        raise BadRow("empty text", f"column {column!r} has no text")
     if not isinstance(value, str):
-        raise _BadRow("text of another type", f"column {column!r} holds {_shown(value)}, not text")
+        raise BadRow("text of another type", f"column {column!r} holds {_shown(value)}, not text")
     return value
 
 
@@ -245,17 +278,17 @@ def _label(cells: Cells, settings: TableSettings, kind: Kind) -> Any:
     if kind == "multilabel":
         return _label_names(value, settings)
     if value is None or (isinstance(value, float) and math.isnan(value)) or str(value).strip() in _MISSING:
-        raise _BadRow("no label", f"column {settings.label!r} has no label")
+        raise BadRow("no label", f"column {settings.label!r} has no label")
     if kind == "classify":
         if isinstance(value, (list, dict)):
-            raise _BadRow("label of another type", f"column {settings.label!r} holds {_shown(value)}, not one class")
+            raise BadRow("label of another type", f"column {settings.label!r} holds {_shown(value)}, not one class")
         return class_name(value)
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(value, bool) or not math.isfinite(number):
-        raise _BadRow("label is no number", f"column {settings.label!r} holds {_shown(value)}, not a finite number")
+        raise BadRow("label is no number", f"column {settings.label!r} holds {_shown(value)}, not a finite number")
     return number
 
 
@@ -273,7 +306,7 @@ def _label_names(value: Any, settings: TableSettings) -> tuple[str, ...]:
         return ()
     parts = value if isinstance(value, list) else str(value).split(settings.separator)
     if any(isinstance(part, (list, dict)) for part in parts):
-        raise _BadRow("label of another type", f"column {settings.label!r} holds {_shown(value)}, not a list of labels")
+        raise BadRow("label of another type", f"column {settings.label!r} holds {_shown(value)}, not a list of labels")
     return tuple(sorted({class_name(part) for part in parts if class_name(part)}))
 
 
