@@ -144,7 +144,7 @@ def run_seeds(
 
     run = setup.run
     with ExitStack() as stack:
-        world = stack.enter_context(joined())
+        world = stack.enter_context(joined(run.train.rank_timeout_seconds))
         if world.is_first:
             stack.enter_context(artifacts.lock(out))
             same_run(setup.identity, run, out, allow_change)

@@ -39,6 +39,9 @@ class FinetuneTrainSettings(TrainSettings):
         0.0, "skip updates whose loss is an outlier; 0: never", effect="math", samples=[4.5], ge=0
     )
     keep_checkpoints: int = setting(1, "verified checkpoints that are kept", ge=1)
+    parallel: Literal["ddp"] = setting(  # pyrefly: ignore
+        "ddp", "under torchrun every rank has the whole model: fine-tuning keeps its best weights as it goes"
+    )
 
 
 class TaskFiles(Config):

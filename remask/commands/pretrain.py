@@ -83,6 +83,11 @@ def _prepared(run: PretrainRun) -> Path:
         raise ConfigError("prepared: which data? Give --data PREPARED (made by remask prepare)")
     if run.init_from is not None and not run.init_from.is_dir():
         raise MissingInputError(f"init_from = {run.init_from}: no such model folder")
+    if run.train.parallel == "fsdp" and run.objective.causal_share:
+        raise ConfigError(
+            f"objective.causal_share = {run.objective.causal_share}: goes with train.parallel = ddp; under fsdp all "
+            "ranks must compute the same passes, and whether a micro-batch has such rows differs between them"
+        )
     open_artifact(run.prepared, "prepared")
     return run.prepared
 
@@ -110,7 +115,7 @@ def _run(
     started = time.monotonic()
     artifact = open_artifact(prepared, "prepared")
     tokenizer = load_tokenizer(prepared / "tokenizer")
-    with joined() as world:
+    with joined(run.train.rank_timeout_seconds) as world:
         batches = world.first_then_others(
             lambda: open_batches(
                 prepared,

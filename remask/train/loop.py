@@ -68,7 +68,7 @@ def train(
         run = Session(model, objective, settings, folder, identity, carried, progress, seed, world, flops_per_token)
         stack.callback(run.close)
         batches = run.restore_or_start(batches, evaluate, allow_change)
-        ahead = stack.enter_context(Ahead(batches, settings.prefetch))
+        ahead = stack.enter_context(Ahead(batches, settings.prefetch, settings.batch_timeout_seconds))
         stage = stack.enter_context(progress.stage(name, run.num_steps, "steps"))
         stage.resume_at(run.step)
 
