@@ -16,7 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from remask import __version__
+import remask
 from remask.serve.catalog import Entry, split_id
 from remask.serve.guard import Guard, RefusedError, error_body
 from remask.serve.metrics import CONTENT_TYPE, Metrics
@@ -158,7 +158,7 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
     """The whole ASGI app."""
     app = FastAPI(
         title="remask",
-        version=__version__,
+        version=remask.__version__,
         description="Answers of encoders: fill-mask, classes, entities, spans, choices, vectors, states, tokens.",
         docs_url=None,
         redoc_url=None,
