@@ -25,6 +25,8 @@ from remask.schema import Loss, Part
 from remask.train import guard as guard_module
 from remask.train.guard import FEWEST, NEW_LEVEL_AFTER, Consumed, Guard
 
+from .soak import tries
+
 RUN = """
 base: roberta_tiny
 model: {num_layers: 1, hidden_size: 16, num_heads: 2, ffn_size: 32, max_length: 32}
@@ -153,11 +155,13 @@ def test_three_in_a_row_go_back_and_pass_over_the_examples_by_name(
     assert steps == sorted(steps)
 
 
+@pytest.mark.timeout(1800)
 def test_a_stop_around_a_rollback_changes_nothing(tmp_path: Path, tiny_prepared: Path, spoiled: Spoiled) -> None:
     pretrain(tmp_path / "plain", tiny_prepared, 20)
     spoiled.spoil_steps(range(7, 10), 20)
     pretrain(tmp_path / "whole", tiny_prepared, 14)
-    for stop in (17, 19, 21):  # in the third bad step, right after going back, one step later
+    # In the third bad step, right after going back, one step later; or anywhere.
+    for stop in sorted({17, 19, 21, *range(2, 2 + tries(12, 0, 34))}):
         spoiled.seen.clear()
         spoiled.stop_at_pass = stop
         folder = tmp_path / f"stop{stop}"
@@ -226,19 +230,19 @@ def skipped(losses: np.ndarray) -> list[int]:
 def test_spikes_of_six_sigma_are_caught(sigma: float) -> None:
     draw = np.random.default_rng(5)
     caught = 0
-    for seed in range(20):
+    for seed in range(trials := tries(13, 20, 200)):
         at = int(draw.integers(500, 900))
         losses = falling(at + 1, sigma, seed)
         trend = falling(at + 1, 0.0, seed)
         losses[at] = trend[at] + 6 * sigma
         caught += at in skipped(losses)
-    assert caught == 20
+    assert caught == trials
 
 
 @pytest.mark.parametrize("sigma", [0.02, 0.2])
 def test_false_alarms_are_rare(sigma: float) -> None:
     """Over 10,000 steps, the fall at the start included."""
-    alarms = [len(skipped(falling(10_000, sigma, seed))) for seed in range(2)]
+    alarms = [len(skipped(falling(10_000, sigma, seed))) for seed in range(tries(13, 2, 10))]
     assert max(alarms) <= 1, alarms
 
 
