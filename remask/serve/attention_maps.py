@@ -50,7 +50,8 @@ def attention_maps(network: Network, batch: Batch) -> np.ndarray:
             base = settings.rotary_base if window is None else settings.rotary_base_local
             qkv_3BNSK = rotate(qkv_3BNSK, rotary_angles(positions_BS, settings.head_size, base))
         q_NSK, k_NSK = qkv_3BNSK[0, 0], qkv_3BNSK[1, 0]
-        scores_NSS = q_NSK @ k_NSK.transpose(-1, -2) * settings.head_size**-0.5
+        # fp32 again: under autocast the product is bf16
+        scores_NSS = (q_NSK @ k_NSK.transpose(-1, -2)).float() * settings.head_size**-0.5
         assert sight.block(window) is None
         bias = sight.bias(window, scores_NSS.dtype)
         maps.append((scores_NSS if bias is None else scores_NSS + bias[0, :, 0]).softmax(-1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 MAX_BODY_BYTES = 2_000_000
 MAX_INPUTS = 256
@@ -19,6 +19,11 @@ Word = Annotated[str, Field(min_length=1, max_length=200)]
 LongTexts = Annotated[
     Literal["error", "cut"], Field(description="a text beyond the model's length: refuse it or cut it")
 ]
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one kind of number: 5.0 is the integer 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 class Strict(BaseModel):
@@ -71,7 +76,7 @@ def _plain(item: Any) -> Any:
 
 class FillMask(Asked):
     inputs: Texts
-    top_k: int = Field(5, ge=1, le=100)
+    top_k: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=100)] = 5
     targets: Annotated[list[Word], Field(min_length=1, max_length=1_000)] | None = None
 
 
@@ -119,7 +124,7 @@ class Embed(Asked):
 
 class Rank(Asked):
     inputs: QueryTexts | Annotated[list[QueryTexts], Field(min_length=1, max_length=MAX_INPUTS)]
-    top_k: Annotated[int, Field(ge=1, le=MAX_INPUTS)] | None = None
+    top_k: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_INPUTS)] | None = None
     long_texts: LongTexts = "error"
 
 
@@ -182,9 +187,13 @@ class RankedOut(BaseModel):
     text: str
 
 
+Hex = Annotated[str, Field(description="the bytes that a token stands for; empty for special ones")]
+
+
 class EncodedOut(BaseModel):
     ids: list[int]
     tokens: list[str]
+    bytes: list[Hex]
     states: list[list[float]] = Field(default=[], description="only where `states` is asked for")
     attentions: list[list[list[list[float]]]] = Field(default=[], description="only where `attentions` is asked for")
 
@@ -193,6 +202,7 @@ class TokensOut(BaseModel):
     ids: list[int]
     tokens: list[str]
     spans: list[list[int]]
+    bytes: list[Hex]
 
 
 def _outputs(name: str, item: Any) -> type[BaseModel]:

@@ -13,8 +13,8 @@ import time
 import traceback
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -276,7 +276,7 @@ def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> li
 def written(model: Any, task: str, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[bytes]:
     """The answers of a piece as JSON, one for each input."""
     if task == "tokenize":
-        return [_json(one) for one in model.tokenize(inputs)]
+        return [_json({**asdict(one), "bytes": _bytes(model, one.ids)}) for one in model.tokenize(inputs)]
     if task == "choose":
         return [_json(one) for one in said]
     if task == "rank":
@@ -298,7 +298,7 @@ def _encoded(model: Any, inputs: list[Any], options: dict[str, Any], said: list[
     found = []
     for item, one in zip(inputs, said, strict=True):
         names = [model.tokenizer.token_text(int(token)) for token in one.ids]
-        here: dict[str, Any] = {"ids": one.ids, "tokens": names}
+        here: dict[str, Any] = {"ids": one.ids, "tokens": names, "bytes": _bytes(model, one.ids)}
         if options["states"]:
             here["states"] = one.states
         if options["attentions"]:
@@ -306,6 +306,11 @@ def _encoded(model: Any, inputs: list[Any], options: dict[str, Any], said: list[
             here["attentions"] = np.round(model.attentions(*row), 4)
         found.append(here)
     return found
+
+
+def _bytes(model: Any, ids: Sequence[int]) -> list[str]:
+    """What each token stands for, in hexadecimal: a part of a character is no text."""
+    return [model.tokenizer.token_bytes[int(token)].hex() for token in ids]
 
 
 def _json(value: Any) -> bytes:
