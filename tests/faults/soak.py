@@ -1,4 +1,4 @@
-"""How often a fault is tried: a few times with every change, or FAULTS.md's full count where `make soak` names the row."""
+"""How often a fault is tried: a few times with every change, or FAULTS.md's full count where `make soak` names it."""
 
 from __future__ import annotations
 
