@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from remask.tasks.settings import LossSettings
     from remask.tokenizer import Tokenizer
 
-ADAPTER = "adapter"  # inside a model of a LoRA run: peft's files
-
 
 @dataclass(frozen=True)
 class Start:
@@ -168,7 +166,7 @@ def let_learn(run: FinetuneRun, encoder: Any, seed: int) -> None:
 
 def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start, part: Part) -> None:
     """A finished model with its task: LoRA merged, and beside it under `adapter/` what peft loads over the start."""
-    from remask.model.adapters import adapter_files, merged_network
+    from remask.model.adapters import ADAPTER, adapter_files, merged_network
     from remask.model.store import save_model
 
     extra = {f"tokenizer/{name}": data for name, data in start.tokenizer.files().items()}

@@ -1,34 +1,42 @@
-"""`remask predict`: what a fine-tuned model says about every row of a file.
+"""`remask predict`: what a fine-tuned model says about every row of a file, however long.
 
-In: MODEL with a task's head, and a file like the one it was trained on (the label column may be missing). Out: a file
-with one answer a row, in the same order: JSONL, CSV or TSV by its name, written whole or not at all.
-Not here: scores against known labels (evaluate).
+In: MODEL with a task's head, and a file like the one it was trained on (labels may be missing). Out: a file with the
+same rows in the same order and the answer's columns beside them; rows that cannot be answered go to OUT.bad.jsonl with
+their line and the reason. Rows are read, sorted by length and answered in pieces, each kept on disk as soon as it is
+done: killed at any moment, the same command goes on and ends with the same bytes. Not here: scores (evaluate).
 """
 
 from __future__ import annotations
 
-import csv
-import io
+import heapq
 import json
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
+import orjson
 
-from remask import artifacts
-from remask.commands import Common, common_options
-from remask.config import Config, setting
-from remask.errors import DataError, UsageError
-from remask.progress import Progress
-from remask.tasks import problems
+from remask import artifacts, signals
+from remask.commands import Common, common_options, run_file
+from remask.config import Config, differences, dump, fingerprint, setting
+from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UsageError
+from remask.progress import Progress, Stage
+from remask.tasks.answer_files import SCORES, check_name, write_rows
 from remask.tasks.settings import Kind, RowSettings, TableSettings
+from remask.tasks.stream import Asker, Columns, chunks, read_rows
 
 if TYPE_CHECKING:
-    from remask.model.store import Loaded
+    import numpy as np
 
-WRITERS = (".jsonl", ".csv", ".tsv")
+    from remask.model.store import Loaded
+    from remask.schema import Batch
+    from remask.tasks.tables import Cells
+
+CHUNK_CHARACTERS = 8_000_000
 
 
 class PredictRun(Config):
@@ -36,9 +44,22 @@ class PredictRun(Config):
 
     model: str = setting("", "a fine-tuned model")
     file: str = setting("", "the rows to answer")
+    task: str | None = setting(None, "of a model with several tasks: which one")
     text: str | None = setting(None, "column with the text; null: the one the model was trained on")
     text2: str | None = setting(None, "column with the second text; null: the one the model was trained on")
-    bad_rows: str | None = setting(None, "error or drop; null: as in training")
+    scores: bool = setting(False, "also the score of every class")
+    prefix: str = setting("", "put before the names of the answer's columns, where the file has such already")
+    bad_rows: Literal["aside", "error"] = setting(
+        "aside", "rows that cannot be answered: set them aside, or stop there"
+    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
+        "auto", "number format; auto: bf16 where it is made for"
+    )
+    device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
+    batch_tokens: int = setting(4096, "most padded tokens in one forward pass", ge=16)
+    chunk_rows: int = setting(
+        1024, "rows that are sorted by length and kept together; a kill loses one such piece", ge=1
+    )
 
 
 @dataclass(frozen=True)
@@ -85,70 +106,279 @@ def open_task_model(path: Path) -> TaskModel:
     return TaskModel(loaded, None, kind, labels, TableSettings(), RowSettings())
 
 
+def model_path(run: PredictRun) -> Path:
+    """Where the model is: a run with several tasks has one for each."""
+    path = Path(run.model)
+    if run.task is None:
+        return path
+    known = sorted(inner.parent.name for inner in (path / "tasks").glob("*/model.json"))
+    if run.task not in known:
+        has = f"has the tasks {', '.join(known)}" if known else "is no run with several tasks"
+        raise DataError(f"{path}: {has}; --task {run.task} is none of them")
+    return path / "tasks" / run.task
+
+
+# ---------------------------------------------------------------------------------------------------------- the run
+
+
 def main(run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     """Answer every row of the file."""
-    if out.suffix not in WRITERS:
-        raise UsageError(f"{out}: --out must end in one of {', '.join(WRITERS)}")
-    model = open_task_model(Path(run.model))
-    given = {k: v for k, v in (("text", run.text), ("text2", run.text2), ("bad_rows", run.bad_rows)) if v is not None}
-    table = TableSettings.model_validate(model.table.model_dump() | given)
-    items = problems.read_unlabelled(Path(run.file), model.kind, table)
-    with progress.stage("predict", len(items), "rows") as stage:
-        answers = answer_items(model, items)
-        stage.update(len(items))
-    artifacts.write_bytes(out, _written(items, answers, out.suffix))
-    return {"rows": len(items), "out": str(out), "kind": model.kind, "labels": list(model.labels)}
+    check_name(out)
+    if not Path(run.file).exists():
+        raise MissingInputError(f"{run.file}: no such file")
+    return predict_file(open_task_model(model_path(run)), run, out, progress=progress)
 
 
-def answer_items(model: TaskModel, items: Sequence[Any]) -> list[dict[str, Any]]:
-    """One answer an item, in order."""
-    from remask.commands.finetune import predict_rows
+def predict_file(model: TaskModel, run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
+    """The same with an opened model."""
+    device, precision = _format(run)
+    work = out.with_name(f".{out.name}.work")
+    with artifacts.lock(work):
+        done = _begin(_identity(model, run, precision, str(device)), out, work)
+        if done is None:
+            job = _Job(run, _asker(model, run, device, precision), model.table, work)
+            job.answer(progress)
+            done = job.publish(out) | {"kind": model.kind, "labels": list(model.labels), "precision": precision}
+        shutil.rmtree(work)
+    return done
+
+
+def _begin(identity: Mapping[str, Any], out: Path, work: Path) -> dict[str, Any] | None:
+    """Whose work this is: ours from before, or a fresh start. The result, where only the cleaning up was missing."""
+    before = work / "identity.json"
+    if before.is_file():
+        changed = differences(json.loads(before.read_bytes()), json.loads(json.dumps(identity)))
+        if changed:
+            lines = "\n".join(f"  {key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
+            raise ConfigError(
+                f"{out}: another command began this file; choose another --out or remove {work}:\n{lines}"
+            )
+        if out.exists() and (work / "result.json").is_file():
+            return json.loads((work / "result.json").read_bytes())
+    if out.exists():
+        if not before.is_file():
+            shutil.rmtree(work)
+        raise OutputError(f"{out}: exists already; choose another --out or remove it")
+    artifacts.write_json(before, identity)
+    return None
+
+
+def _identity(model: TaskModel, run: PredictRun, precision: str, device: str) -> dict[str, Any]:
+    """What makes two commands the same one."""
+    files = sorted(p for p in model.loaded.folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json"))
+    facts = os.stat(run.file)
+    return {
+        "run": dump(run) | {"model": None, "file": None, "precision": precision, "device": device},
+        "model": fingerprint([[p.name, artifacts.sha256_of(p)] for p in files if p.name != artifacts.MANIFEST]),
+        "file": {"path": str(Path(run.file).resolve()), "bytes": facts.st_size, "changed": facts.st_mtime_ns},
+    }
+
+
+def _format(run: PredictRun) -> tuple[Any, str]:
+    from remask.train.precision import choose_device, choose_precision
+
+    device = choose_device(run.device)
+    return device, choose_precision(run.precision, device)[0]
+
+
+def _asker(model: TaskModel, run: PredictRun, device: Any, precision: str) -> Asker:
     from remask.tasks.rows import frame_for
     from remask.tokenizer import load_tokenizer
 
     loaded = model.loaded
     if loaded.tokenizer_folder is None:
         raise DataError(f"{loaded.folder}: has no tokenizer, so texts cannot be read for it")
-    tokenizer = load_tokenizer(loaded.tokenizer_folder)
-    settings = loaded.settings
+    tokenizer, settings = load_tokenizer(loaded.tokenizer_folder), loaded.settings
     frame = frame_for(tokenizer, model.rows, model_length=settings.max_length, num_segments=settings.num_segments)
-    rows = problems.encode(items, model.kind, model.labels, tokenizer, frame, model.rows, labelled=False)
-    outputs = predict_rows(loaded.network, model.kind, rows, tokenizer.pad_id)
-    return problems.answer(outputs, rows, items, model.kind, model.labels)
+    return Asker(
+        model.kind, model.labels, Columns.of(model.kind, model.table, run.text, run.text2), model.table.separator,
+        tokenizer, frame, model.rows, _forward(loaded, model.kind, device, precision), run.batch_tokens,
+    )  # fmt: skip
 
 
-def _written(items: Sequence[Any], answers: Sequence[Mapping[str, Any]], suffix: str) -> bytes:
-    """JSONL with all there is; CSV and TSV with the place, the answer and (classes) a column of scores each."""
-    places = [item.place.rpartition("/")[2] for item in items]
-    if suffix == ".jsonl":
-        lines = (
-            json.dumps({"place": place, **answer}, ensure_ascii=False)
-            for place, answer in zip(places, answers, strict=True)
-        )
-        return ("\n".join(lines) + "\n").encode()
-    text = io.StringIO()
-    writer = csv.writer(text, delimiter="," if suffix == ".csv" else "\t", lineterminator="\n")
-    scores = list(answers[0].get("scores", {}))
-    writer.writerow(["place", "prediction", *(f"score {name}" for name in scores)])
-    for place, answer in zip(places, answers, strict=True):
-        said = answer["prediction"] if "prediction" in answer else answer["tags"]
-        shown = "|".join(said) if isinstance(said, list) else said
-        writer.writerow([place, shown, *(answer["scores"][name] for name in scores)])
-    return text.getvalue().encode()
+def _forward(loaded: Loaded, kind: Kind, device: Any, precision: str) -> Callable[[Batch], np.ndarray]:
+    """A batch's logits. The weights themselves get the format: casting them for every batch costs more than it saves."""
+    import torch
+
+    from remask.task_objectives import task_logits
+
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    network = loaded.network.to(device, dtypes[precision]).eval().requires_grad_(False)
+
+    def forward(batch: Batch) -> np.ndarray:
+        with torch.inference_mode():
+            tensors = batch.map(lambda array: torch.as_tensor(array).to(device))
+            return task_logits(network, kind, tensors).float().cpu().numpy()
+
+    return forward
+
+
+# -------------------------------------------------------------------------------------------------- pieces of a file
+
+
+class _Job:
+    """One file on its way: WORK/part-N has the answers to the N-th piece, line by line, after a line with counts."""
+
+    def __init__(self, run: PredictRun, asker: Asker, table: TableSettings, work: Path) -> None:
+        self._run, self._asker, self._table, self._work = run, asker, table, work
+        self._path = Path(run.file)
+        self._columns: dict[str, None] = {}  # of the file, in the order in which they are first seen
+
+    def answer(self, progress: Progress) -> None:
+        """Every piece that is not there yet. The file is read from its start: that is cheap beside answering."""
+        unreadable = self._work / "unreadable.jsonl"
+        with progress.stage("predict", _num_rows(self._path), "rows") as stage, unreadable.open("wb") as aside:
+
+            def on_bad(number: int, reason: str) -> None:
+                if self._run.bad_rows == "error":
+                    raise DataError(f"{self._path}:{number}: {reason}")
+                aside.write(orjson.dumps({"line": number, "reason": reason}) + b"\n")
+
+            rows = read_rows(self._path, self._asker.kind, self._table, on_bad)
+            done = 0
+            for number, piece in enumerate(chunks(rows, self._run.chunk_rows, CHUNK_CHARACTERS)):
+                self._see(piece, first=number == 0)
+                done += len(piece)
+                if self._part(number).is_file():
+                    stage.resume_at(done)
+                    continue
+                self._answer_piece(number, piece)
+                stage.update(done)
+                signals.check()
+
+    def _part(self, number: int) -> Path:
+        return self._work / f"part-{number:06d}"
+
+    def _see(self, piece: Sequence[Cells], *, first: bool) -> None:
+        """Columns that are there, and that the ones asked about are among them."""
+        if first:
+            self._asker.check_columns(piece[0])
+        for row in piece:
+            for name in row.values:
+                self._columns.setdefault(name)
+
+    def _answer_piece(self, number: int, piece: Sequence[Cells]) -> None:
+        said, num_cut = self._asker.answer(piece)
+        for row, one in zip(piece, said, strict=True):
+            if "bad" in one and self._run.bad_rows == "error":
+                raise DataError(f"{row.place}: {one['bad']}")
+            if not self._run.scores:
+                one.pop(SCORES, None)
+            if taken := [name for name in one if self._run.prefix + name in row.values]:
+                raise UsageError(
+                    f"{row.place}: has a column {self._run.prefix + taken[0]!r} already; --prefix WORD is put before "
+                    "the names of the answer's columns"
+                )
+        lines = [orjson.dumps({"cut": num_cut, "rows": len(said)}), *(orjson.dumps(one) for one in said)]
+        artifacts.write_bytes(self._part(number), b"\n".join(lines) + b"\n")
+
+    # ------------------------------------------------------------------------------------------------- the result
+
+    def publish(self, out: Path) -> dict[str, Any]:
+        """All pieces as one file, and beside it the rows that have no answer."""
+        columns: dict[str, None] = dict(self._columns)
+        counts = {"rows": 0, "bad": 0, "cut": 0}
+        for part in self._parts():
+            facts, *said = [orjson.loads(line) for line in part.read_bytes().splitlines()]
+            counts["cut"] += facts["cut"]
+            for one in said:
+                counts["bad" if "bad" in one else "rows"] += 1
+                for name in one if "bad" not in one else ():
+                    columns.setdefault(name if name == SCORES and not self._run.prefix else self._run.prefix + name)
+        counts["bad"] += sum(1 for _ in (self._work / "unreadable.jsonl").open("rb"))
+        if not counts["rows"]:
+            raise DataError(f"{self._path}: no usable rows ({counts['bad']:,} cannot be answered)")
+        with artifacts.output_errors(out):
+            whole, bad = self._work / "whole", self._work / "bad.jsonl"
+            write_rows(whole, out, self._answered, list(columns), self._path if self._path.is_file() else None)
+            bad_out = out.with_name(f"{out.name}.bad.jsonl")
+            result = {**counts, "out": str(out), "bad_file": str(bad_out) if counts["bad"] else None}
+            artifacts.write_json(self._work / "result.json", result)
+            if counts["bad"]:
+                bad.write_bytes(b"")
+                with bad.open("ab") as file:
+                    for one in self._bad():
+                        file.write(orjson.dumps(one) + b"\n")
+                artifacts.sync_file(bad)
+                bad.rename(bad_out)
+            artifacts.sync_file(whole)
+            whole.rename(out)
+        return result
+
+    def _parts(self) -> list[Path]:
+        return sorted(self._work.glob("part-*"))
+
+    def _pairs(self) -> Iterator[tuple[Cells, dict[str, Any]]]:
+        """Every row that could be read, with what was said about it."""
+        rows = read_rows(self._path, self._asker.kind, self._table, lambda number, reason: None)
+        for part in self._parts():
+            for line in part.read_bytes().splitlines()[1:]:
+                yield next(rows), orjson.loads(line)
+
+    def _answered(self) -> Iterator[dict[str, Any]]:
+        prefix = self._run.prefix
+        for row, said in self._pairs():
+            if "bad" not in said:
+                yield {**row.values, **{prefix + name: value for name, value in said.items()}}
+
+    def _bad(self) -> Iterator[dict[str, Any]]:
+        """By line: what could not be read, and what could not be answered."""
+        with (self._work / "unreadable.jsonl").open("rb") as file:
+            unreadable = (orjson.loads(line) for line in file)
+            unanswered = ({"line": row.number, "reason": said["bad"]} for row, said in self._pairs() if "bad" in said)
+            yield from heapq.merge(unreadable, unanswered, key=lambda one: one["line"])
+
+
+def _num_rows(path: Path) -> int | None:
+    """About how many rows, where that is quick to know."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return pyarrow.parquet.read_metadata(path).num_rows
+        except (pyarrow.ArrowException, OSError):
+            return None  # the reader says what is wrong with it
+    if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson"):
+        return None
+    with path.open("rb") as file:
+        lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+    return max(1, lines - (suffix in (".csv", ".tsv")))
+
+
+# --------------------------------------------------------------------------------------------------------- command
 
 
 @click.command()
-@click.argument("model")
-@click.argument("file")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Answers: a .jsonl, .csv or .tsv file.")
+@click.argument("words", nargs=-1, required=True, metavar="RUN.yaml | MODEL FILE")
+@click.option("--out", required=True, type=click.Path(path_type=Path), help="A .csv, .tsv, .jsonl or .parquet file.")
+@click.option("--task", help="Of a model with several tasks: which one.")
 @click.option("--text", help="Column with the text, where it differs from the training file's.")
 @click.option("--text2", help="Column with the second text.")
+@click.option("--scores", is_flag=True, default=None, help="Also the score of every class.")
+@click.option("--prefix", help="Put before the names of the answer's columns.")
+@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), help="Number format.")
+@click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @common_options
-def command(common: Common, out: Path, **options: Any) -> None:
-    """Answer every row of FILE with the fine-tuned MODEL."""
-    built = common.build(PredictRun, None, **options)
+def command(common: Common, words: tuple[str, ...], out: Path, **options: Any) -> None:
+    """Answer every row of FILE with the fine-tuned MODEL.
+
+    FILE's own columns stay; killed, the same command goes on. Rows that cannot be answered are in OUT.bad.jsonl.
+    """
+    file, model, rest = run_file(words)
+    if len(rest) > 1:
+        raise UsageError(f"predict takes one MODEL and one FILE, not {len(words)} paths")
+    built = common.build(PredictRun, file, model=model, file=rest[0] if rest else None, **options)
+    if not built.run.model or not built.run.file:
+        raise UsageError("predict needs a MODEL and a FILE")
+    check_name(out)
     if common.dry_run:
-        open_task_model(Path(built.run.model))
+        open_task_model(model_path(built.run))
         return
     values = main(built.run, out, progress=common.progress)
+    if values["bad"]:
+        common.progress.warn(f"{values['bad']:,} rows could not be answered: {values['bad_file']}")
+    if values["cut"]:
+        common.progress.say(f"  {values['cut']:,} texts are longer than the model reads and were cut")
     common.result(values, f"{values['rows']:,} answers: {out}")

@@ -22,6 +22,7 @@ from remask.artifacts import Artifact, publish
 from remask.config import dump
 from remask.errors import DataError
 from remask.export.card import model_card
+from remask.model.adapters import ADAPTER, ADAPTER_FILES
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
 from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, TASK_JSON, read_hf_folder
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
@@ -120,6 +121,10 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, card: Mapping[s
         write_tokenizer(aside, source, tokenizer)
         if kind != "Model" and (source.folder / TASK_JSON).is_file():
             shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
+        if kind != "Model" and (adapter := ForeignFolder(source.folder).inner(ADAPTER)) is not None:
+            (aside / ADAPTER).mkdir()  # of a LoRA run, whose merged weights are these: for peft, over the start
+            for path in adapter.present(ADAPTER_FILES):
+                shutil.copyfile(path, aside / ADAPTER / path.name)
         if side or (heads.pooling == "mean" and kind != "Model" and family != "modernbert"):
             write_json(aside / SIDE_JSON, {"heads": dump(heads)})
         if side:

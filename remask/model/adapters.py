@@ -29,6 +29,9 @@ from remask.model.network import Network, empty_network
 from remask.model.noise import Noise, Site
 from remask.model.settings import LoraSettings, ModelSettings
 
+ADAPTER = "adapter"  # the folder inside a model that holds peft's two files
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
 # Shapes: T tokens, R rank of an update, I and O width of what goes into and comes out of a matrix (or of a row block).
 
 _BLOCKS = ("query", "key", "value")  # of `qkv`, in the order of its rows
@@ -221,7 +224,5 @@ def adapter_files(network: Network, settings: LoraSettings, base: str) -> dict[s
         "init_lora_weights": True,
     }
     named = {f"base_model.model.{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    return {
-        "adapter_config.json": (json.dumps(config, indent=2) + "\n").encode(),
-        "adapter_model.safetensors": save(named, metadata={"format": "pt"}),
-    }
+    contents = (json.dumps(config, indent=2) + "\n").encode(), save(named, metadata={"format": "pt"})
+    return dict(zip(ADAPTER_FILES, contents, strict=True))

@@ -168,6 +168,8 @@ def find_model(path: Path) -> Path:
         return path / "model"
     if (path / "checkpoints").is_dir():
         return _newest_checkpoint(path)
+    if tasks := sorted(inner.parent for inner in (path / "tasks").glob(f"*/{MODEL_JSON}")):
+        raise DataError(f"{path}: has a model for each of its tasks; name one: {', '.join(map(str, tasks))}")
     raise DataError(
         f"{path}: is no model: neither {MODEL_JSON} (remask) nor config.json (Hugging Face) nor checkpoints/ (a run)"
     )

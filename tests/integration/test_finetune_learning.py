@@ -1,0 +1,138 @@
+"""How much of the network learns: top layers, heads, LoRA; what rests is not touched by a bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from remask import signals
+from remask.commands import finetune, finetune_seed
+from remask.config import build_run
+from remask.errors import ConfigError, Stopped
+from remask.model.store import open_model
+from remask.progress import Progress
+
+WORDS = ("red green blue cold warm big small old new fast").split()  # noqa: SIM905
+
+
+def write_rows(path: Path, count: int, seed: int) -> Path:
+    rng = np.random.default_rng(seed)
+    with path.open("w") as file:
+        for _ in range(count):
+            words = list(rng.choice(WORDS, rng.integers(3, 6)))
+            file.write(json.dumps({"text": " ".join(words), "label": "yes" if "red" in words else "no"}) + "\n")
+    return path
+
+
+def run_for(model: Path, train: Path, **options: Any) -> finetune.FinetuneRun:
+    values = {
+        "init": str(model), "train_file": str(train), "dev_file": str(train), "train.precision": "fp32",
+        "train.device": "cpu", "batch.num_rows": 16, "train.epochs": 2.0, "train.learning_rate": 1e-2, **options,
+    }  # fmt: skip
+    return build_run(finetune.FinetuneRun, options=values).run
+
+
+def tuned(run: finetune.FinetuneRun, out: Path) -> dict[str, torch.Tensor]:
+    finetune.main(run, out, progress=Progress(quiet=True))
+    return open_model(out).network.state_dict()
+
+
+@pytest.mark.parametrize(
+    "options, moved",
+    [
+        ({"learn": "heads"}, ()),
+        ({"train.trainable_top_layers": 1}, ("encoder.attentions.1.", "encoder.ffns.1.", "encoder.norm.")),
+        ({"learn": "lora"}, ("encoder.attentions.0.qkv.weight", "encoder.attentions.1.qkv.weight")),
+        (
+            {"learn": "lora", "lora.modules": ["down"], "lora.dropout": 0.1},
+            ("encoder.ffns.0.down.weight", "encoder.ffns.1.down.weight"),
+        ),
+    ],
+)
+def test_what_rests_stays_as_it_was_bit_for_bit(task_model: Path, tmp_path: Path, options: Any, moved: Any) -> None:
+    before = open_model(task_model).network.state_dict()
+    run = run_for(task_model, write_rows(tmp_path / "t.jsonl", 64, 1), **options)
+    after = tuned(run, tmp_path / "out")
+    changed = {n for n in before if n.startswith("encoder.") and not torch.equal(before[n], after[n])}
+    assert changed == {n for n in before if moved and n.startswith(moved)}
+    fresh = finetune.prepare(run, Progress(quiet=True)).build(0).state_dict()
+    assert not torch.equal(after["heads.classifier.weight"], fresh["heads.classifier.weight"])
+
+
+def test_lora_learns_and_its_adapter_answers_the_same_in_peft(task_model: Path, tmp_path: Path) -> None:
+    """The merged model, the exported one, and the adapter in peft over the exported start say the same."""
+    peft = pytest.importorskip("peft")
+    import transformers
+
+    import remask
+    from remask.export.hf import export_hf
+
+    train = write_rows(tmp_path / "t.jsonl", 200, 1)
+    run = run_for(task_model, train, **{"learn": "lora", "train.epochs": 6.0})
+    values = finetune.main(run, tmp_path / "out", progress=Progress(quiet=True))
+    assert values["metrics"]["accuracy"] > 0.9
+    assert values["learn"] == "lora"
+    texts = ["red big", "old new fast", "cold red warm"]
+    ours = [answer.scores["yes"] for answer in remask.load(tmp_path / "out").classify(texts)]
+    assert [score > 0.5 for score in ours] == [True, False, True]
+
+    export_hf(tmp_path / "out", tmp_path / "hf")
+    assert sorted(p.name for p in (tmp_path / "hf/adapter").iterdir()) == [
+        "adapter_config.json", "adapter_model.safetensors",
+    ]  # fmt: skip
+    merged = [answer.scores["yes"] for answer in remask.load(tmp_path / "hf").classify(texts)]
+    assert merged == pytest.approx(ours, abs=1e-5)
+
+    export_hf(task_model, tmp_path / "start")
+    names = {"num_labels": 2, "attn_implementation": "eager"}
+    kind: Any = transformers.AutoModelForSequenceClassification
+    base = kind.from_pretrained(tmp_path / "start", **names)
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "hf/adapter").eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "start")
+    with torch.inference_mode():
+        logits = theirs(**tokenizer(texts, padding=True, return_tensors="pt")).logits
+    assert logits.softmax(1)[:, 1].tolist() == pytest.approx(ours, abs=1e-4)
+
+
+def test_a_stopped_lora_run_goes_on_to_the_same_result(
+    task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_for(task_model, write_rows(tmp_path / "t.jsonl", 64, 1), **{"learn": "lora", "lora.dropout": 0.2})
+    whole = tuned(run, tmp_path / "whole")
+    evaluate = finetune_seed.Watch.evaluate
+
+    def stop(self: Any, network: Any) -> Any:
+        monkeypatch.setattr(signals, "requested", lambda: True)
+        return evaluate(self, network)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(finetune_seed.Watch, "evaluate", stop)
+        with pytest.raises(Stopped):
+            finetune.main(run, tmp_path / "cut", progress=Progress(quiet=True))
+    monkeypatch.undo()
+    # A checkpoint in the middle of such a run is a model, too: merged.
+    assert open_model(tmp_path / "cut/seed-0").network.state_dict().keys() == whole.keys()
+    gone_on = tuned(run, tmp_path / "cut")
+    assert all(torch.equal(whole[name], gone_on[name]) for name in whole)
+    adapters = [(tmp_path / name / "model/adapter/adapter_model.safetensors").read_bytes() for name in ("whole", "cut")]
+    assert adapters[0] == adapters[1]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"learn": "lora", "train.trainable_top_layers": 1}, "already says what learns"),
+        ({"learn": "heads", "init_weights": False}, "random ones would rest"),
+        ({"learn": "lora", "lora.dropout": 0.1, "train.compile": True}, "cannot be compiled"),
+        ({"learn": "lora", "lora.modules": ["quer"]}, r"lora\.modules.*'query'"),
+        ({"learn": "lor"}, "must be one of 'all', 'heads' or 'lora'"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run_for(tmp_path, tmp_path, **options)
