@@ -100,7 +100,8 @@ def _from_table(path: Path, settings: TableSettings, labelled: bool) -> Iterator
 
 def _check_tag(tag: str, place: str) -> None:
     if split_tag(tag) is None:
-        raise DataError(f"{place}: {tag!r} is no tag; tags are O, or B-, I-, E- or S- and a type")
+        shown = tag if len(tag) <= 40 else tag[:37] + "..."
+        raise DataError(f"{place}: {shown!r} is no tag; tags are O, or B-, I-, E- or S- and a type, in the last column")
 
 
 def tag_names(sentences: Sequence[Sentence], path: Path) -> tuple[str, ...]:

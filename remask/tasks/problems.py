@@ -162,6 +162,8 @@ def _texts_problem(
     if kind == "classify":
         shares = Counter(e.label for e in train.examples)
         facts["classes"] = {name: shares[name] for name in labels}
+        if unsure := _with_several_labels(train):
+            notes.append(f"{unsure:,} training texts are there with different labels")
         often, count = shares.most_common(1)[0]
         facts["majority_accuracy"] = sum(e.label == often for e in dev.examples) / len(dev.examples)
         if task not in TASKS and count / len(train.examples) > UNEVEN_SHARE:
@@ -170,6 +172,12 @@ def _texts_problem(
                 f"{count / len(train.examples):.0%} of the training rows are {often!r}: models are chosen by macro F1"
             )
     return Problem(task, kind, labels, metric, train.examples, dev.examples, tuple(notes), facts)
+
+
+def _with_several_labels(table: Table) -> int:
+    """How many different texts have more than one label."""
+    found: dict[tuple[str, ...], Any] = {}
+    return len({e.texts for e in table.examples if found.setdefault(e.texts, e.label) != e.label})
 
 
 def _open_tags(task: str, table: TableSettings, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
@@ -196,11 +204,14 @@ def _open_spans(task: str, table: TableSettings, train: Path | None, dev: Path |
         shown = ", ".join(f"{name} ({count:,} questions)" for name, count in skipped.items())
         notes.append(f"not scored, because corpora for pretraining hold them: {shown}")
     first, dropped = squad.with_answers_in_place(first)
+    if dropped and not first:
+        raise DataError(f"{dropped[0].place}: the answer does not stand where the file says, as in all other questions")
     if not first or not second:
         raise DataError(f"{train}: too few articles to train on and to score")
     if dropped:
-        notes.append(f"{dropped:,} questions were left out: their answer does not stand where the file says")
-    facts = {"dropped": {"answer not in its place": dropped} if dropped else {}, "skipped_articles": skipped}
+        where = f"their answer does not stand where the file says (the first: {dropped[0].place})"
+        notes.append(f"{len(dropped):,} questions were not trained on: {where}")
+    facts = {"dropped": {"answer not in its place": len(dropped)} if dropped else {}, "skipped_articles": skipped}
     return Problem(task, "spans", (), METRICS["spans"], first, second, tuple(notes), facts)
 
 

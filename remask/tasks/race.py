@@ -53,6 +53,8 @@ def read_choices(paths: Sequence[Path]) -> list[ChoiceQuestion]:
 
 
 def _of_path(path: Path) -> Iterator[ChoiceQuestion]:
+    if path.suffix == ".json":
+        raise DataError(f"{path}: questions with choices are JSONL, one passage or question a line, or RACE's folders")
     if path.is_dir():
         files = sorted(path.rglob("*.txt"))
         if not files:
@@ -66,7 +68,10 @@ def _of_path(path: Path) -> Iterator[ChoiceQuestion]:
                 raise DataError(f"{file}: not a RACE file")
             yield from _questions(Cells(values, str(file)), _group(file.relative_to(path.parent)))
         return
+    places: dict[str, str] = {}
     for cells in read_cells(path):
+        if isinstance(name := cells.values.get("id"), str) and places.setdefault(name, cells.place) != cells.place:
+            raise DataError(f"{cells.place}: the id {name!r} is also at {places[name]}")
         yield from _questions(cells, _group(path))
 
 
@@ -79,6 +84,9 @@ def _group(path: Path) -> str:
 def _questions(cells: Cells, group: str) -> Iterator[ChoiceQuestion]:
     values, place = cells.values, cells.place
     article = values.get("article", "")
+    if not ("questions" in values or "question" in values) or "options" not in values:
+        wanted = "`questions`, `options` and `answers` (or `question`, `options` and `answer`)"
+        raise DataError(f"{place}: not a file of questions with choices: a line has {wanted}")
     if not isinstance(article, str):
         raise DataError(f"{place}: `article` is no text")
     if "questions" in values:

@@ -19,6 +19,7 @@ class TableSettings(Config):
     text: str = setting("text", "the column with the text")
     text2: str | None = setting(None, "the column with the second text of a pair")
     label: str = setting("label", "the column with the class, number or list of labels")
+    id: str | None = setting(None, "a column whose values must all differ; null: none is looked at")
     separator: str = setting("|", "between the labels of a multi-label cell, where the file has no lists", min_length=1)
     quoted: bool | None = setting(None, "whether quotes delimit cells; by default they do in .csv and not in .tsv")
     bad_rows: Literal["error", "drop"] = switch(

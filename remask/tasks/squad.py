@@ -60,7 +60,7 @@ def read_squad(path: Path) -> list[Question]:
     try:
         values = json.loads(path.read_bytes().decode("utf-8-sig"))
     except ValueError as error:
-        raise DataError(f"{path}: not JSON: {error}") from error
+        raise DataError(f"{path}: not a SQuAD file, which is one JSON object: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("data"), list):
         raise DataError(f"{path}: not a SQuAD file: it has no list under `data`")
     found = [question for article in values["data"] for question in _of_article(article, path)]
@@ -104,13 +104,14 @@ def _offset(answer: Mapping[str, Any], place: str) -> int:
     return start
 
 
-def with_answers_in_place(questions: Sequence[Question]) -> tuple[list[Question], int]:
-    """Questions to train on, and how many were left out because their answer does not stand where it should."""
-    kept = [
-        q for q in questions
-        if not q.answers or q.context[q.answers[0][1] : q.answers[0][1] + len(q.answers[0][0])] == q.answers[0][0]
-    ]  # fmt: skip
-    return kept, len(questions) - len(kept)
+def with_answers_in_place(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:
+    """Questions to train on, and those left out because their answer does not stand where it should."""
+    kept: list[Question] = []
+    dropped: list[Question] = []
+    for question in questions:
+        text, begin = question.answers[0] if question.answers else ("", 0)
+        (kept if question.context[begin : begin + len(text)] == text else dropped).append(question)
+    return kept, dropped
 
 
 def cut_by_article(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:

@@ -229,9 +229,15 @@ def examples_of(
     columns = [settings.text, *([settings.text2] if settings.text2 else [])]
     examples: list[Example] = []
     dropped: Counter[str] = Counter()
+    places: dict[str, str] = {}
     for cells in rows:
         if not examples and not dropped:
-            require_columns(cells, [*columns, *([settings.label] if labelled else [])])
+            needed = [settings.label, *([settings.id] if settings.id else [])] if labelled else []
+            require_columns(cells, [*columns, *needed])
+        if labelled and settings.id:
+            name = str(cells.values.get(settings.id))
+            if places.setdefault(name, cells.place) != cells.place:
+                raise DataError(f"{cells.place}: the id {name!r} is also at {places[name]}")
         try:
             texts = tuple(text_of(cells, column) for column in columns)
             label = _label(cells, settings, kind) if labelled else None

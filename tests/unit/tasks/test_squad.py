@@ -68,7 +68,11 @@ def test_what_is_no_squad_file(tmp_path: Path) -> None:
     path = tmp_path / "f.json"
     with pytest.raises(MissingInputError):
         squad.read_squad(path)
-    for text, message in (("{", "not JSON"), ("[]", "no list under `data`"), ('{"data": [5]}', "no list 'paragraphs'")):
+    for text, message in (
+        ("{", "not a SQuAD file"),
+        ("[]", "no list under `data`"),
+        ('{"data": [5]}', "no list 'paragraphs'"),
+    ):
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             squad.read_squad(path)
@@ -76,7 +80,7 @@ def test_what_is_no_squad_file(tmp_path: Path) -> None:
 
 def test_answers_out_of_place_are_counted() -> None:
     kept, dropped = squad.with_answers_in_place([question("abc", ("b", 1)), question("abc", ("b", 0)), question("abc")])
-    assert (len(kept), dropped) == (2, 1)
+    assert (len(kept), len(dropped)) == (2, 1)
 
 
 def test_windows_overlap_cover_and_label() -> None:

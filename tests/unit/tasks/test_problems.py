@@ -1,0 +1,122 @@
+"""What a task's files become: what is left out and said, weights of classes, and files of another task."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from remask.errors import ConfigError, DataError
+from remask.tasks import problems
+from remask.tasks.settings import LossSettings, TableSettings
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def squad(path: Path, *questions: tuple[str, str, int]) -> Path:
+    """(article, answer, place) each about the same passage."""
+    data = [
+        {
+            "title": title,
+            "paragraphs": [
+                {
+                    "context": "red green blue",
+                    "qas": [
+                        {"id": f"{path.stem}{n}", "question": "?", "answers": [{"text": text, "answer_start": at}]}
+                    ],
+                }
+            ],
+        }
+        for n, (title, text, at) in enumerate(questions)
+    ]
+    return write(path, json.dumps({"version": "1.1", "data": data}))
+
+
+def opened(task: str, train: Path, dev: Path | None, **table: Any) -> problems.Problem:
+    return problems.open_problem(task, TableSettings.model_validate(table), train=train, dev=dev, folder=None)
+
+
+def test_articles_that_corpora_hold_are_not_scored(tmp_path: Path) -> None:
+    train = squad(tmp_path / "t.json", ("Oxygen", "red", 0), ("Normans", "green", 4))
+    dev = squad(tmp_path / "d.json", ("Oxygen", "red", 0), ("Oxygen", "green", 4), ("Rhine", "red", 0))
+    problem = opened("squad1", train, dev)
+    assert [q.article for q in problem.train] == ["Oxygen", "Normans"]
+    assert [q.article for q in problem.dev] == ["Rhine"]
+    assert problem.facts["skipped_articles"] == {"Oxygen": 2}
+    assert any("Oxygen (2 questions)" in note for note in problem.notes)
+    assert len(opened("squad1", train, dev, skip_articles=()).dev) == 3
+    assert [q.article for q in opened("squad1", train, dev, skip_articles=("Rhine",)).dev] == ["Oxygen", "Oxygen"]
+
+
+def test_answers_that_are_not_in_their_place(tmp_path: Path) -> None:
+    good = squad(tmp_path / "d.json", ("B", "red", 0))
+    some = squad(tmp_path / "t.json", ("A", "red", 0), ("A", "red", 3))
+    problem = opened("squad1", some, good)
+    assert problem.facts["dropped"] == {"answer not in its place": 1}
+    assert any("1 questions were not trained on" in n and "article 'A', paragraph 1" in n for n in problem.notes)
+    with pytest.raises(DataError, match=r"n\.json: article 'A', .*question n0: the answer does not stand where"):
+        opened("squad1", squad(tmp_path / "n.json", ("A", "yellow", 0)), good)
+
+
+def test_rare_classes_weigh_more(tmp_path: Path) -> None:
+    rows = "text,label\n" + "".join(f"t{i},{'a' if i % 4 else 'b'}\n" for i in range(40))
+    path = write(tmp_path / "t.csv", rows)
+    problem = opened("classify", path, path)
+    assert problems.class_weights(problem, LossSettings()) is None
+    weights = problems.class_weights(problem, LossSettings(class_weights="balanced"))
+    assert weights == pytest.approx([40 / (2 * 30), 40 / (2 * 10)])
+    # Over the training data the mean is one: the learning rate means the same as without.
+    assert (30 * weights[0] + 10 * weights[1]) / 40 == pytest.approx(1.0)
+    numbers = write(tmp_path / "n.csv", "text,label\na,1\nb,2\nc,3\n")
+    with pytest.raises(ConfigError, match=r"loss\.class_weights = balanced: is for classes, not for regress"):
+        problems.class_weights(opened("regress", numbers, numbers), LossSettings(class_weights="balanced"))
+    with pytest.raises(ConfigError, match=r"loss\.choice = margin: is for tasks with several choices"):
+        problems.ranks_by_margin(problem, LossSettings(choice="margin"))
+
+
+def test_texts_with_two_labels_and_ids_that_are_there_twice(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.csv", "id,text,label\n1,a,x\n2,a,y\n3,b,x\n3,c,y\n")
+    problem = opened("classify", path, path)
+    assert "1 training texts are there with different labels" in problem.notes
+    with pytest.raises(DataError, match=r"t\.csv:5: the id '3' is also at .*t\.csv:4"):
+        opened("classify", path, path, id="id")
+    line = {"id": "p1", "article": "abc", "question": "?", "options": ["a", "b"], "answer": 0}
+    choices = write(tmp_path / "c.jsonl", f"{json.dumps(line)}\n" * 2)
+    with pytest.raises(DataError, match=r"c\.jsonl:2: the id 'p1' is also at .*c\.jsonl:1"):
+        opened("choice", choices, choices)
+
+
+TABLE = "text,label\na,x\nb,y\n"
+COLA = "gj04\t1\t\tThe sailors rode.\ngj04\t0\t\tThe rode.\n"
+PASSAGE = '{"article": "a", "question": "b", "options": ["c", "d"], "answer": 0}\n'
+SQUAD = '{"version": "1.1", "data": []}'
+CONLL = "EU B-ORG\nsays O\n"
+PAIR = "index\tsentence1\tsentence2\tlabel\n0\ta\tb\t1\n"
+
+
+@pytest.mark.parametrize(
+    "task, name, text, message",
+    [
+        ("glue:sst2", "f.tsv", COLA, "not a file of glue:sst2: its columns are gj04"),
+        ("glue:rte", "f.tsv", PAIR, r"labels glue:rte does not have: '1' \(.*f\.tsv:2\)"),
+        ("glue:stsb", "f.tsv", PAIR, "not a file of glue:stsb"),
+        ("ner", "f.csv", TABLE, r"f\.csv:1: a word without a tag"),
+        ("ner", "f.json", SQUAD, r"f\.json:1: '\[\]}' is no tag"),
+        ("squad1", "f.jsonl", PASSAGE * 2, "not a SQuAD file"),
+        ("squad1", "f.txt", CONLL, "not a SQuAD file"),
+        ("race", "f.json", SQUAD, "questions with choices are JSONL"),
+        ("race", "f.jsonl", '{"sentence_good": "a"}\n', r"f\.jsonl:1: not a file of questions with choices"),
+        ("wsc", "f.jsonl", PASSAGE, r"f\.jsonl:1: a WSC line has"),
+        ("classify", "f.json", SQUAD, "a table is one of"),
+    ],
+)
+def test_a_file_of_another_task(tmp_path: Path, task: str, name: str, text: str, message: str) -> None:
+    path = write(tmp_path / name, text)
+    with pytest.raises(DataError, match=message):
+        opened(task, path, path)
