@@ -1,0 +1,122 @@
+"""The speed scripts at a tiny size: what they count and compare, and that both sides run; never how fast."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of benchmarks/, imported as the scripts import each other."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    before = set(sys.modules)
+
+    def load(name: str) -> ModuleType:
+        return importlib.import_module(name)
+
+    yield load
+    for name in set(sys.modules) - before:
+        if str(FOLDER) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def run(name: str, *words: str) -> dict[str, Any]:
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--json", "--threads", "1", *words]
+    env = {**os.environ, "PYTHONPATH": str(FOLDER.parent), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+TINY = ("--size", "tiny", "--length", "32", "--batch", "4")
+
+
+def test_both_sides_pretrain_and_are_compared_on_equal_tokens() -> None:
+    pytest.importorskip("accelerate")
+    found = run("pretrain", *TINY, "--rounds", "1", "--steps", "1", "--warm", "1", "--peers", "eager", "--precision", "fp32")  # fmt: skip  # noqa: E501
+    assert found["ratio"] == pytest.approx(found["ours"] / found["peer"], rel=1e-2)
+    assert {words["dtype"] for words in found["sides"].values()} == {"float32"}
+    losses = [words["first_loss"] for words in found["sides"].values()]
+    assert losses == pytest.approx([6.93, 6.93], abs=0.2)  # log of the vocabulary of 1,024: nobody has learned yet
+    assert found["unit"] == "tokens/s"
+
+
+def test_curves_of_both_sides_agree() -> None:
+    pytest.importorskip("accelerate")
+    found = run("curves", *TINY, "--steps", "4")
+    assert found["agree"]
+    assert len(found["our_losses"]) == len(found["peer_losses"]) == 4
+    assert found["clipped_steps"] > 0  # so that clipping is compared too
+
+
+def test_the_ceiling_counts_the_products_that_the_cost_table_counts(script: Any) -> None:
+    from remask.model.cost import flops_per_token
+    from remask.model.settings import HeadSettings, ModelSettings
+
+    ceiling = script("ceiling")
+    options = SimpleNamespace(size="small", length=128, batch=32)
+    layers, width, heads, ffn, vocab_size = script("_pretraining").SIZES["small"]
+    settings = ModelSettings(
+        vocab_size=vocab_size, num_layers=layers, hidden_size=width, num_heads=heads, ffn_size=ffn, max_length=128
+    )
+    expected = 3 * 128 * 32 * sum(flops_per_token(settings, HeadSettings(masked_lm=True), 128).values())
+    assert sum(shape.flops for shape in ceiling.shapes(options)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_peer_gets_our_rows_without_their_masks(script: Any, tmp_path: Path) -> None:
+    sides = script("_pretraining")
+    options = SimpleNamespace(size="tiny", length=32, batch=4, warm=1, rounds=1, steps=2)
+    sides.write_tokens(tmp_path / "prepared", 1024, 4_000)
+    batches = sides.our_batches(options, tmp_path)
+    rows = sides.plain_rows(batches, 8, sides.Vocabulary(1024).special_ids)
+    (batch,), _ = batches.take(batches.first_cursor())
+    assert len(rows) == 8
+    assert all(len(row["input_ids"]) == 32 for row in rows)
+    assert not any(1023 in row["input_ids"] for row in rows)
+    assert 1023 in batch.input_ids_BS
+    flat = [i for row in rows[:4] for i in row["input_ids"]]
+    hidden = set(batch.masked_positions_M.tolist())
+    assert all(
+        a == b for n, (a, b) in enumerate(zip(flat, batch.input_ids_BS.reshape(-1), strict=True)) if n not in hidden
+    )
+    assert [flat[n] for n in batch.masked_positions_M] == batch.masked_labels_M.tolist()
+    marks = [[int(i in (0, 1, 2, 3, 1023)) for i in row["input_ids"]] for row in rows]
+    assert [row["special_tokens_mask"] for row in rows] == marks
+    assert any(map(any, marks))
+
+
+def test_ratios_are_above_one_where_ours_is_better(script: Any) -> None:
+    rig = script("_rig")
+    assert rig.compared("speed", "tokens/s", [4.0, 8.0, 9.0], [2.0, 2.0, 3.0])["ratio"] == 3.0
+    assert rig.compared("time", "s", [2.0], [4.0], less_is_better=True)["ratio"] == 2.0
+    assert rig.fastest({"a": [1.0, 9.0, 2.0], "b": [3.0, 3.0, 3.0]}) == "b"
+    assert rig.fastest({"a": [1.0, 9.0, 2.0], "b": [3.0, 3.0, 3.0]}, less_is_better=True) == "a"
+
+
+def test_verdicts_and_the_table(script: Any) -> None:
+    claims = script("_claims")
+    assert claims.Claim(2.0, 4.0).verdict(1.9) == "below the floor"
+    assert claims.Claim(2.0, 4.0).verdict(4.0) == "aim reached"
+    assert claims.Claim(0.6, 0.3, more=False).verdict(0.5) == "floor reached"
+    name = "start of fill-mask, base"
+    rows = [{"benchmark": "start", "name": name, "ratio": 3.0, "ours": 1.0, "peer": 3.0, "unit": "s"}]
+    assert f"| {name} | 1 | 3 | s | 3 | 2.5 | 4 | floor reached |" in claims.table(rows, missing=False)
+    assert claims.table(rows, missing=True).count("not measured yet") == len(claims.CLAIMS) - 1
+    cells = {line.count("|") for line in claims.table([*rows, {**rows[0], "name": "other"}], missing=True).splitlines()}
+    assert cells == {9}
+
+
+def test_every_command_has_its_script_and_every_script_its_command(script: Any) -> None:
+    scripts = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    assert {command.script for command in script("_claims").COMMANDS} == scripts
