@@ -74,13 +74,14 @@ class World:
                 dist.barrier()
 
     def first_then_others(self, work: Callable[[], T]) -> T:
-        """Rank 0 makes what it leaves on the disk, then the others find it there."""
+        """Rank 0 makes what it leaves on the disk, then the others find it there, or meet the same error."""
         if not self.is_first:
             self.barrier()
-        result = work()
-        if self.is_first:
-            self.barrier()
-        return result
+        try:
+            return work()
+        finally:
+            if self.is_first:
+                self.barrier()
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
