@@ -6,6 +6,7 @@ its scores before and after on a set with labels (`--eval`); what misses its bou
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ import click
 
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, setting
-from remask.errors import UsageError
+from remask.errors import DataError, UsageError
 from remask.model.settings import Pooling
 
 
@@ -88,7 +89,7 @@ def command(common: Common, words: str, out: Path, keep: tuple[str, ...], **opti
 
 def main(run: ExportRun, out: Path) -> dict[str, Any]:
     """Write the folder; what it holds."""
-    card = {name: getattr(run, name) for name in ("title", "description", "language", "license")}
+    card = _card(run)
     if run.to == "hf":
         from remask.export.hf import export_hf
 
@@ -107,6 +108,21 @@ def main(run: ExportRun, out: Path) -> dict[str, Any]:
         bound=Bound(measure, name, run.max_drop, run.min_agreement, run.keep),
     )  # fmt: skip
     return {**artifact.counts, "model": str(out)}
+
+
+def _card(run: ExportRun) -> dict[str, Any]:
+    """What the fine-tuning that made the model says of it, under what is given here."""
+    from remask.model.store import find_model
+    from remask.tasks.card import CARD_JSON
+
+    kept = find_model(run.model) / CARD_JSON
+    try:
+        known = json.loads(kept.read_bytes()) if kept.is_file() and not run.embedding else {}
+    except ValueError as error:
+        raise DataError(f"{kept}: damaged: {error}") from error
+    names = ("title", "description", "language", "license")
+    given = {name: getattr(run, name) for name in names}
+    return given | known | {k: v for k, v in given.items() if v != ExportRun.model_fields[k].default}
 
 
 def render(result: dict[str, Any], out: Path) -> str:

@@ -42,6 +42,7 @@ from remask.errors import ConfigError, DataError, UsageError
 from remask.progress import Progress
 from remask.study.task_report import finetune_report
 from remask.tasks import metrics
+from remask.tasks.card import CARD_JSON, task_card
 from remask.tasks.specs import TASKS
 
 if TYPE_CHECKING:
@@ -247,7 +248,8 @@ def _summary(setup: Setup, results: Sequence[Mapping[str, Any]]) -> dict[str, An
 
 
 def _publish(setup: Setup, out: Path, values: dict[str, Any]) -> dict[str, Any]:
-    copy_model(out / f"seed-{values['seeds']['best']}" / "best", out / "model")
+    card = json.dumps(task_card(values, dump(setup.run)), indent=1, ensure_ascii=False).encode()
+    copy_model(out / f"seed-{values['seeds']['best']}" / "best", out / "model", {CARD_JSON: card})
     artifacts.write_bytes(out / "report.html", finetune_report(values).encode())
     return {**values, "model": str(out / "model")}
 

@@ -149,9 +149,18 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     if not run.init_weights:
         return build_network(loaded.settings, heads, seed)
     network = loaded.network
-    if (loaded.labels or ()) != part.problem.labels:
+    if (loaded.labels or ()) != part.problem.labels or _task_of(loaded.folder) not in (None, part.problem.task):
         network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
     return with_heads(network, heads, seed)
+
+
+def _task_of(folder: Path) -> str | None:
+    """What a model was fine-tuned on, if it says so: classes 0 and 1 are no sign of the same task."""
+    path = folder / "task.json"
+    try:
+        return json.loads(path.read_bytes())["task"] if path.is_file() else None
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: damaged: {error!r}") from error
 
 
 def let_learn(run: FinetuneRun, encoder: Any, seed: int) -> None:
@@ -179,14 +188,16 @@ def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start
     )  # fmt: skip
 
 
-def copy_model(source: Path, target: Path) -> None:
-    """A published model under another name, whole or not at all."""
+def copy_model(source: Path, target: Path, extra: Mapping[str, bytes] | None = None) -> None:
+    """A published model under another name, with more files, whole or not at all."""
     manifest: Mapping[str, Any] = artifacts.open_artifact(source, "model").manifest
 
     def fill(aside: Path) -> Mapping[str, Any]:
         for name in manifest["files"]:
             (aside / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, aside / name)
+        for name, data in (extra or {}).items():
+            (aside / name).write_bytes(data)
         return manifest["counts"]
 
     artifacts.publish(

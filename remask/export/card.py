@@ -38,7 +38,8 @@ def model_card(
     side: Sequence[str] = (),
     no_class: Sequence[str] = (),
 ) -> str:
-    """`card` may have: title, description, language, license, datasets [...], metrics {...}, training {...}."""
+    """`card` may have: title, description, language, license, datasets [...], data {...}, metrics {...}, training
+    {...}, limits [...]."""
     kind = next((kind for kind in _TASKS if class_name.endswith(kind)), "Model")
     pipeline, method = _TASKS[kind]
     tags = ["remask", pipeline, *(["sentence-transformers"] if kind == "Model" and not no_class else [])]
@@ -206,11 +207,13 @@ def _opening(library: str, pipeline: str, tags: Sequence[str], card: Mapping[str
 def _told(card: Mapping[str, Any]) -> list[str]:
     """Tables that the maker handed in."""
     lines: list[str] = []
-    for name in ("metrics", "training"):
+    for name in ("data", "metrics", "training"):
         if card.get(name):
             lines += [f"## {name.capitalize()}", "", "| | |", "|---|---|"]
             lines += [f"| {key} | {_cell(value)} |" for key, value in card[name].items()]
             lines += [""]
+    if card.get("limits"):
+        lines += ["## Limits", "", *(f"- {limit}" for limit in card["limits"]), ""]
     return lines
 
 

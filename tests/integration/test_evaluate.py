@@ -156,19 +156,29 @@ def test_mnli_first_its_second_dev_file_and_the_leaderboard(
     assert {line.split("\t")[1] for line in lines[1:]} <= {"entailment", "neutral", "contradiction"}
 
 
-def test_another_tasks_encoder_is_kept_and_its_head_is_not(task_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["glue:rte", "glue:cola"])
+def test_another_tasks_encoder_is_kept_and_its_head_is_not(task_model: Path, tmp_path: Path, task: str) -> None:
+    """RTE has other classes than MNLI; CoLA has the same, 0 and 1, as MRPC."""
+    from remask.commands.finetune_part import fresh_network
     from remask.model.store import open_model
 
-    data = write_inference(tmp_path / "glue")
-    values = invoke("evaluate", task_model, "--tasks", "glue:mnli", "--data", data, *FAST, "--out", tmp_path / "out")
-    mnli = open_model(Path(values["tasks"]["glue:mnli"]["model"]))
-    options = {"task": "glue:rte", "init": str(mnli.folder), "data": str(data)}
+    data = write_inference(write_cola(tmp_path / "glue"))
+    before = "glue:mnli" if task == "glue:rte" else "glue:mrpc"
+    rows = [f"{i % 2}\t1\t2\t{a}\t{b}" for i, (a, b) in enumerate(zip(WORDS, reversed(WORDS), strict=True))]
+    for name in ("train", "test"):
+        write_lines(data / f"MRPC/msr_paraphrase_{name}.txt", ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", *rows])
+    values = invoke("evaluate", task_model, "--tasks", before, "--data", data, *FAST, "--out", tmp_path / "out")
+    first = open_model(Path(values["tasks"][before]["model"]))
+    options = {"task": task, "init": str(first.folder), "data": str(data)}
     setup = finetune.prepare(finetune.FinetuneRun.model_validate(options), Progress(quiet=True))
-    network = finetune._network(setup, seed=3)
-    theirs, ours = mnli.network.state_dict(), network.state_dict()
+    theirs = first.network.state_dict()
+    ours = fresh_network(setup.run, setup.start, setup.part, 3).state_dict()
     assert all((ours[name] == theirs[name]).all() for name in theirs if name.startswith("encoder."))
     assert ours["heads.classifier.weight"].shape[0] == 2
-    assert theirs["heads.classifier.weight"].shape[0] == 3
+    assert (
+        ours["heads.classifier.weight"].shape != theirs["heads.classifier.weight"].shape
+        or not (ours["heads.classifier.weight"] == theirs["heads.classifier.weight"]).any()
+    )
 
 
 def test_the_papers_grid_at_this_width(task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,3 +282,19 @@ def test_what_is_missing_is_said_before_anything_is_trained(task_model: Path, tm
     assert not (tmp_path / "o").exists()
     values = invoke("evaluate", task_model, "--tasks", "glue:cola", "--data", data, *FAST, "--out", tmp_path / "p")
     run(DataError, "no masked-LM head", Path(values["tasks"]["glue:cola"]["model"]), tasks=("blimp",), data=str(data))
+
+
+def test_the_card_tells_what_was_measured(task_model: Path, tmp_path: Path) -> None:
+    data = write_cola(tmp_path / "glue").parent
+    values = invoke("evaluate", task_model, "--tasks", "glue:cola", "--data", data, *FAST, "--out", tmp_path / "out")
+    model = values["tasks"]["glue:cola"]["model"]
+    invoke("export", model, "--to", "hf", "--out", tmp_path / "hf")
+    card = (tmp_path / "hf/README.md").read_text()
+    assert card.splitlines()[0] == "---"
+    assert "# A model for glue:cola" in card
+    assert f"| matthews | {values['metrics']['glue:cola.matthews']:.4f} |" in card
+    for heading in ("## Data", "## Metrics", "## Training", "## Limits", "## Use"):
+        assert heading in card
+    assert str(tmp_path) not in card
+    invoke("export", model, "--to", "hf", "--out", tmp_path / "mine", "--title", "Mine")
+    assert "# Mine" in (tmp_path / "mine/README.md").read_text()

@@ -1,0 +1,79 @@
+"""What a fine-tuned model's card says: data, recipe, metrics and limits, from the run that made it.
+
+In: the results of a fine-tuning and its run as plain values. Out: a mapping that `export` writes into the model card.
+It is kept beside the weights as card.json, so that a model that was moved still tells where it comes from. Only what
+was measured is said. Not here: Markdown (export/card).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CARD_JSON = "card.json"
+_RECIPE = (
+    "epochs",
+    "steps",
+    "minutes",
+    "learning_rate",
+    "schedule",
+    "warmup",
+    "weight_decay",
+    "optimizer",
+    "precision",
+)
+
+
+def task_card(values: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`: results.json; `run`: the dumped FinetuneRun."""
+    facts, seeds = values["data"], values["seeds"]
+    data: dict[str, Any] = {"examples trained on": facts["train"], "examples scored": facts["dev"]}
+    files = {"training file": run.get("train_file"), "dev file": run.get("dev_file"), "folder": run.get("data")}
+    data |= {name: Path(path).name for name, path in files.items() if path}
+    data |= {f"left out, {reason}": count for reason, count in facts.get("dropped", {}).items()}
+    data |= {f"class {name}": f"{count:,} examples" for name, count in facts.get("classes", {}).items()}
+    metrics = {}
+    for name, spread in values["spread"].items():
+        over = f" ({spread['low']:.4f} to {spread['high']:.4f})" if seeds["count"] > 1 else ""
+        metrics[name] = f"{spread['median']:.4f}{over}"
+    training = {name: run["train"][name] for name in _RECIPE if run.get("train", {}).get(name) is not None}
+    start = Path(str(values["init"])).name
+    training |= {
+        "examples a step": run["batch"]["num_rows"],
+        "longest row": f"{run['rows']['max_length']} tokens, {run['rows']['long_texts']}",
+        "start": start if values["init_weights"] else f"random weights of the form of {start}",
+        "seeds": ", ".join(str(seed) for seed in seeds["seeds"]),
+    }
+    return {
+        "title": f"A model for {values['task']}",
+        "description": f"Fine-tuned with remask on {values['task']}. "
+        f"The figures are medians over {seeds['count']} seed(s) on the dev data; these weights are those of the best.",
+        "data": data,
+        "metrics": metrics,
+        "training": training,
+        "limits": _limits(values),
+    }
+
+
+def _limits(values: Mapping[str, Any]) -> list[str]:
+    """What a user of the model should know before trusting it."""
+    limits = [f"Note on the figures: {note}." for note in values["notes"]]
+    if cut := values.get("texts_cut"):
+        limits.append(
+            f"{cut:,} of the texts were longer than a row and were cut: what stands at their end was not read."
+        )
+    if "majority_accuracy" in values["data"]:
+        limits.append(f"Always saying the most frequent class has accuracy {values['data']['majority_accuracy']:.4f}.")
+    best = next((r for r in values.get("runs", ()) if r["seed"] == values["seeds"]["best"]), {})
+    classes = best.get("table", {}).get("classes", {})
+    if len(classes) > 1:
+        name, row = min(classes.items(), key=lambda item: item[1]["f1"])
+        limits.append(f"It is weakest on {name!r}: F1 {row['f1']:.4f} over {row['support']:,} examples.")
+    if "calibration" in best:
+        error = best["calibration"]["expected_calibration_error"]
+        limits.append(f"Its stated confidence is off by {error:.3f} on average (expected calibration error).")
+    limits.append(
+        "The dev data chose the weights, so these figures are a little too good; texts of another kind were not tried."
+    )
+    return limits

@@ -1,0 +1,52 @@
+"""A fine-tuned model's card: what was measured is said, with its limits; what was not is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from remask.tasks.card import task_card
+
+RUN: dict[str, Any] = {
+    "train_file": "/home/me/my.csv", "dev_file": None, "data": None,
+    "train": {"epochs": 3.0, "steps": None, "learning_rate": None, "warmup": 0.06}, "batch": {"num_rows": 16},
+    "rows": {"max_length": 128, "long_texts": "cut"},
+}  # fmt: skip
+VALUES: dict[str, Any] = {
+    "task": "classify", "init": "/models/small", "init_weights": True, "notes": ["no dev file"], "texts_cut": 7,
+    "data": {
+        "train": 80, "dev": 20, "dropped": {"empty text": 2}, "classes": {"a": 60, "b": 20}, "majority_accuracy": 0.75,
+    },
+    "spread": {"accuracy": {"median": 0.9, "low": 0.85, "high": 0.95}},
+    "seeds": {"count": 2, "seeds": [0, 1], "best": 1},
+    "runs": [
+        {"seed": 0},
+        {
+            "seed": 1, "calibration": {"expected_calibration_error": 0.05},
+            "table": {"classes": {"a": {"f1": 0.9, "support": 15}, "b": {"f1": 0.4, "support": 5}}},
+        },
+    ],
+}  # fmt: skip
+
+
+def test_a_classifiers_card() -> None:
+    card = task_card(VALUES, RUN)
+    assert card["data"] == {
+        "examples trained on": 80, "examples scored": 20, "training file": "my.csv", "left out, empty text": 2,
+        "class a": "60 examples", "class b": "20 examples",
+    }  # fmt: skip
+    assert card["metrics"] == {"accuracy": "0.9000 (0.8500 to 0.9500)"}
+    assert card["training"]["epochs"] == 3.0
+    assert "learning_rate" not in card["training"]
+    assert card["training"]["start"] == "small"
+    limits = "\n".join(card["limits"])
+    for words in ("no dev file", "7 of the texts", "accuracy 0.7500", "weakest on 'b': F1 0.4000", "0.050 on average"):
+        assert words in limits
+    assert "/home" not in str(card)  # nobody's folders go out with a model
+
+
+def test_what_a_task_does_not_have_is_not_said() -> None:
+    values = {**VALUES, "data": {"train": 8, "dev": 2}, "runs": [{"seed": 1}], "texts_cut": 0, "notes": []}
+    values["init_weights"] = False
+    card = task_card(values, RUN)
+    assert len(card["limits"]) == 1
+    assert card["training"]["start"] == "random weights of the form of small"
