@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import os
 import platform
 import shutil
@@ -33,6 +34,8 @@ from remask.schema import Batch
 from remask.train.settings import TrainSettings
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from remask.model.network import Network
     from remask.tokenizer import Tokenizer
     from remask.train.distributed import World
@@ -262,7 +265,7 @@ def _preflight(
 
     if run.train.trainable_top_layers is not None:
         network.train_top_layers(run.train.trainable_top_layers)
-    parameters = sum(p.numel() for p in network.parameters())
+    parameters, rows = _size(network), batches.num_examples / batches.steps_per_epoch
     place = next(path for path in [out, *out.absolute().parents] if path.exists())
     facts = preflight.Facts(
         parameters=parameters,
@@ -271,7 +274,7 @@ def _preflight(
         num_layers=run.model.num_layers,
         post_norm=run.model.norm == "post",
         tokens_per_step=batches.tokens_per_step,
-        rows_per_step=batches.num_examples / batches.steps_per_epoch,
+        rows_per_step=rows,
         micro_tokens=run.data.batch.micro_rows * run.data.length,
         steps_per_epoch=batches.steps_per_epoch,
         num_steps=num_steps,
@@ -285,6 +288,11 @@ def _preflight(
         short_length=run.data.short_length if run.data.short_steps else None,
         short_share=run.data.short_steps,
         length=run.data.length,
+        ranks=world.size,
+        parallel=run.train.parallel,
+        micro_batches=math.ceil(rows / (run.data.batch.micro_rows * world.size)),
+        whole_parameters=preflight.gathered(parameters, [_size(part) for part in network.parts_to_shard()]),
+        has_average=run.train.ema_decay > 0,
     )
     data = batches.describe()
     if world.is_first:
@@ -295,6 +303,10 @@ def _preflight(
         for line in preflight.warnings(facts, run.train):
             progress.warn(line)
     return {**dataclasses.asdict(facts), "flops_per_token": facts.flops_per_token, "data": data}
+
+
+def _size(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 def _samples(model: Network, batch: Batch, tokenizer: Tokenizer, count: int = 3, reach: int = 12) -> list[list[str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remask.progress import duration
@@ -44,6 +45,11 @@ class Facts:
     short_length: int | None = None  # of the rows in the first `short_share` of the steps
     short_share: float = 0.0
     length: int = 0
+    ranks: int = 1
+    parallel: str = "ddp"
+    micro_batches: int = 1  # of a rank in a step
+    whole_parameters: int = 0  # that fsdp gathers at a time
+    has_average: bool = False
 
     @property
     def flops_per_token(self) -> float:
@@ -51,9 +57,30 @@ class Facts:
         return 6.0 * self.parameters
 
     @property
+    def state_bytes(self) -> float:
+        """Of a rank: weights, gradients and two moments in fp32, and the average. Divided by fsdp, beside what it has
+        whole for a while: the parts in use with their gradients."""
+        held = 4.0 * self.parameters + 12.0 * self.trainable + (4.0 * self.parameters if self.has_average else 0.0)
+        return held if self.parallel == "ddp" else held / self.ranks + 8.0 * self.whole_parameters
+
+    @property
     def memory_bytes(self) -> float:
-        """Weights, gradients and two moments in fp32, and about 40 numbers per token, layer and unit of width."""
-        return 4 * self.parameters + 12 * self.trainable + 160 * self.micro_tokens * self.num_layers * self.hidden_size
+        """Of a rank: its state, and about 40 numbers per token, layer and unit of width."""
+        return self.state_bytes + 160 * self.micro_tokens * self.num_layers * self.hidden_size
+
+    @property
+    def traffic_bytes(self) -> float:
+        """That a rank sends in a step, in rings. ddp: all gradients are added up once. fsdp, in every micro-batch: the
+        weights are gathered for the forward and for the backward pass, and the gradients are added up."""
+        others = (self.ranks - 1) / self.ranks
+        if self.parallel == "ddp":
+            return 2 * others * 4 * self.trainable
+        return self.micro_batches * others * (2 * 4 * self.parameters + 4 * self.trainable)
+
+
+def gathered(parameters: int, parts: Sequence[int]) -> int:
+    """What fsdp has whole at a time: all outside the parts (embeddings, heads) and two parts, one of them ahead."""
+    return parameters - sum(parts) + sum(sorted(parts)[-2:])
 
 
 def paper_rate(tokens_per_step: float) -> float:
@@ -92,7 +119,13 @@ def lines(facts: Facts, settings: TrainSettings) -> list[str]:
         f"the base size says {paper_rate(facts.tokens_per_step):.1e} at this batch; smaller networks bear more"
     )
     disk = f"{(settings.keep_checkpoints + 1) * facts.checkpoint_bytes / 1e9:.2f} GB of disk for checkpoints"
-    found.append(f"needs about {facts.memory_bytes / 1e9:.1f} GB of memory and {disk}")
+    each = " for each rank" if facts.ranks > 1 else ""
+    found.append(f"needs about {facts.memory_bytes / 1e9:.1f} GB of memory{each} and {disk}")
+    if facts.ranks > 1:
+        found.append(
+            f"ranks: {facts.ranks} by {facts.parallel}, {facts.micro_batches:,} micro-batches a step; each sends about "
+            f"{facts.traffic_bytes / 1e9:.2f} GB a step and receives as much"
+        )
     if facts.num_steps is not None and facts.flops_per_second:
         seconds = facts.planned_tokens * facts.flops_per_token / facts.flops_per_second
         found.append(f"takes about {duration(seconds)} on this machine (from its speed at matrix products; rough)")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from remask.train.preflight import Facts, lines, paper_rate, warnings
+from remask.train.preflight import Facts, gathered, lines, paper_rate, warnings
 from remask.train.settings import TrainSettings
 
 FACTS = Facts(
@@ -61,6 +61,23 @@ def test_the_lines_say_how_batch_and_rows_change() -> None:
     assert "32 tokens in the first 90% of the steps, then 128" in text
     assert "grows" not in (plain := "\n".join(lines(FACTS, TrainSettings())))
     assert "then 128" not in plain
+
+
+def test_what_a_rank_holds_and_sends() -> None:
+    one = FACTS
+    assert one.state_bytes == 16 * one.parameters
+    assert one.traffic_bytes == 0
+    ddp = replace(FACTS, ranks=4, micro_batches=8)
+    assert ddp.state_bytes == 16 * one.parameters
+    assert ddp.traffic_bytes == 2 * 3 / 4 * 4 * one.parameters
+    fsdp = replace(ddp, parallel="fsdp", whole_parameters=1_000_000, has_average=True)
+    assert fsdp.state_bytes == 20 * one.parameters / 4 + 8e6
+    assert fsdp.traffic_bytes == 8 * 3 / 4 * 12 * one.parameters
+    assert gathered(100, [10, 30, 20, 20]) == 20 + 50
+    text = "\n".join(lines(fsdp, TrainSettings()))
+    assert "for each rank" in text
+    assert "ranks: 4 by fsdp, 8 micro-batches a step; each sends about 0.72 GB" in text
+    assert "ranks:" not in "\n".join(lines(one, TrainSettings()))
 
 
 def test_warnings_where_settings_are_known_to_go_wrong() -> None:
