@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import os
 import socket
 import time
@@ -87,6 +88,7 @@ def serve(
 ) -> None:
     """Serve until a signal. `on_ready(url, models)` is called when the server listens."""
     check_address(address)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients get wrong is told to them, not to the log
     metrics = Metrics()
     models = {entry.id: entry.folder for entry in entries}
     assignment = worker.Assignment(models, precision, device, settings, os.getpid())

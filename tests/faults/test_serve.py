@@ -24,13 +24,9 @@ import pytest
 import remask
 
 from ..serving import Served, children, command_line, environment, resident_bytes, serving, tiny_models
+from .soak import tries
 
-SOAK = os.environ.get("REMASK_SOAK", "")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-
-
-def soak(row: int) -> bool:
-    return SOAK == "all" or str(row) in SOAK.split(",")
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +159,7 @@ def malformed(draw: random.Random) -> bytes:
 
 
 def test_malformed_requests_are_refused_and_leave_no_memory_behind(served: Served) -> None:
-    count = 100_000 if soak(21) else 2_000
+    count = tries(21, 2_000, 100_000)
     draw = random.Random(21)
     processes = [served.process.pid, served.engine()]
 
@@ -217,8 +213,8 @@ def test_a_head_without_end_is_cut_off(served: Served) -> None:
 
 
 def test_slow_clients_are_let_go_and_others_are_answered_meanwhile(served: Served) -> None:
-    count = 500 if soak(22) else 50
-    asks = 200 if soak(22) else 40
+    count = tries(22, 50, 500)
+    asks = tries(22, 40, 200)
 
     async def normal() -> list[float]:
         seconds = []
@@ -256,7 +252,7 @@ def test_slow_clients_are_let_go_and_others_are_answered_meanwhile(served: Serve
     beside, ends, alone = asyncio.run(both())
     assert set(ends[0::2]) == {0}  # heads: closed
     assert set(ends[1::2]) <= {0, 408}  # bodies: told, or closed
-    if soak(22):
+    if count == 500:
         assert np.quantile(beside, 0.99) <= 2 * np.quantile(alone, 0.99)
 
 
@@ -290,7 +286,7 @@ def test_overload_is_refused_at_once_and_the_rest_is_answered(served: Served) ->
 
 
 def test_what_nobody_waits_for_is_not_computed(served: Served) -> None:
-    count = 1_000 if soak(22) else 30
+    count = tries(22, 30, 1_000)
 
     async def vanish() -> None:
         links = []
@@ -333,7 +329,7 @@ def test_what_nobody_waits_for_is_not_computed(served: Served) -> None:
 
 
 def test_concurrent_answers_are_those_of_one_after_the_other(served: Served, models: dict[str, Path]) -> None:
-    count = 10_000 if soak(23) else 500
+    count = tries(23, 500, 10_000)
     draw = random.Random(23)
     words = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "who", "wrote", "it", "Mary")
     opened = {name: remask.load(path) for name, path in models.items()}

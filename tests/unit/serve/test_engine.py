@@ -281,3 +281,96 @@ def test_the_engine_needs_neither_transformers_nor_arrow(tmp_path: Path, bpe: Pa
     )
     code += "assert not heavy, heavy"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+# --------------------------------------------------------------------------------------- many questions at once
+
+
+def test_only_targets_are_scored_each_in_its_likelier_form(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(masked_lm=True))
+    scores = {fill.token: fill.score for fill in model.fill_mask("The <mask> dog.", top=300)}
+    fills = model.fill_mask("The <mask> dog.", targets=["e", "r", "e"])
+    forms = {
+        word: [int(ids[0]) for w in (word, f" {word}") if len(ids := model.tokenizer.encode(w)) == 1] for word in "er"
+    }
+    best = sorted((max(scores[token] for token in forms[word]) for word in "er"), reverse=True)
+    assert [fill.score for fill in fills] == pytest.approx(best)
+    assert len(model.fill_mask("The <mask> dog.", top=1, targets=["e", "r"])) == 1
+    with pytest.raises(DataError, match="'xylophone' is not one token"):
+        model.fill_mask("The <mask> dog.", targets=["xylophone"])
+
+
+def test_questions_of_several_kinds_share_batches(tmp_path: Path, bpe: Path) -> None:
+    heads = HeadSettings(masked_lm=True, num_classes=2, span=True)
+    model = make(tmp_path / "m", bpe, heads)
+    ask = model.questions
+    expected = [
+        model.classify(TEXTS),
+        model.fill_mask(["a <mask>"]),
+        model.embed(TEXTS),
+        model.answers([("Who", "The dog")]),
+    ]
+    before = model.num_batches
+    questions = [ask.classify(TEXTS), ask.fill_mask(["a <mask>"]), ask.embed(TEXTS), ask.answers([("Who", "The dog")])]
+    said = model.together([*questions, ask.fill_mask(["no mask"]), ask.tag(TEXTS)])
+    assert model.num_batches - before <= 2
+    for one, other in zip(said[0], expected[0], strict=True):
+        assert one.scores == pytest.approx(other.scores, abs=1e-5)
+    assert [fill.token for fill in said[1][0]] == [fill.token for fill in expected[1][0]]
+    np.testing.assert_allclose(said[2], expected[2], atol=1e-5)
+    assert said[3][0].text == expected[3][0].text
+    assert isinstance(said[4], DataError)
+    assert "has no <mask>" in str(said[4])
+    assert "cannot tag" in str(said[5])
+
+
+def test_rows_of_unlike_length_do_not_share_a_batch(tmp_path: Path, bpe: Path) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(), max_length=512)
+    lengths = [10] * 30 + [500, 480, 400, 300]
+    dealt = [[lengths[i] for i in numbers] for numbers in model._batches(lengths)]
+    assert dealt == [[500, 480, 400], [300], [10] * 30]
+    assert sorted(i for numbers in model._batches(lengths) for i in numbers) == list(range(34))
+    assert [len(numbers) for numbers in model._batches([10, 20, 9])] == [3]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"positions": "rotary", "attention_window": 3, "global_every": 2}, {"norm": "pre", "sharing": "all"}],
+)
+def test_attention_maps_are_the_weights_that_the_network_used(
+    tmp_path: Path, bpe: Path, changes: dict[str, Any]
+) -> None:
+    """The map times the values, through the output projection, is what the attention module gave."""
+    model = make(tmp_path / "m", bpe, HeadSettings(), **changes)
+    (encoded,) = model.encode(["The quick brown fox jumps"])
+    values, outputs = [], []
+    hooks = []
+    for attention in model.network.encoder.attentions:
+        hooks.append(attention.qkv.register_forward_hook(lambda module, args, out: values.append(out)))
+        hooks.append(attention.output.register_forward_hook(lambda module, args, out: outputs.append(args[0])))
+    maps = model.attentions(encoded.ids)
+    for hook in hooks:
+        hook.remove()
+    size, (heads, width) = len(encoded.ids), (model.settings.num_heads, model.settings.head_size)
+    assert maps.shape == (2, heads, size, size)
+    for layer in range(2):
+        v_NSK = values[layer].view(size, 3, heads, width)[:, 2].transpose(0, 1).numpy()
+        attended = (maps[layer] @ v_NSK).transpose(1, 0, 2).reshape(size, -1)
+        np.testing.assert_allclose(attended, outputs[layer].numpy(), atol=1e-5)
+
+
+def test_bf16_products_give_nearly_the_same(tmp_path: Path, bpe: Path) -> None:
+    from remask.train.precision import probe
+
+    works, reason = probe("bf16", "cpu")
+    if not works:
+        pytest.skip(f"bf16: {reason}")
+    exact = make(tmp_path / "m", bpe, HeadSettings(masked_lm=True))
+    rough = remask.load(tmp_path / "m", precision="bf16")
+    vectors = rough.embed(TEXTS)
+    assert vectors.dtype == np.float32
+    assert (vectors * exact.embed(TEXTS)).sum(1) == pytest.approx(np.ones(len(TEXTS)), abs=0.01)
+    assert not np.array_equal(vectors, exact.embed(TEXTS))
+    assert rough.fill_mask("The <mask> dog.", top=300)[0].score == pytest.approx(
+        exact.fill_mask("The <mask> dog.", top=300)[0].score, rel=0.1
+    )

@@ -1,0 +1,350 @@
+"""`remask serve` as clients see it: answers as in Python, its OpenAPI document, models and their steps, errors, and the
+client of the README."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import remask
+
+from ..serving import Served, environment, serving, tiny_models
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = ["The quick brown fox", "the dog", "Who wrote it? Mary Shelley wrote it."]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, Path]) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    found = tiny_models(folder, tiny_tokenizers["byte-bpe"])
+    found["run"] = training_run(folder / "run", found["lm"])
+    return found
+
+
+def training_run(folder: Path, start: Path) -> Path:
+    """A run folder with two checkpoints of different weights."""
+    from safetensors.torch import load_file, save_file
+
+    from remask.artifacts import publish
+
+    for number, step in enumerate((10, 20), 1):
+
+        def fill(aside: Path, number: int = number) -> None:
+            (aside / "tokenizer").mkdir()
+            for file in [start / "model.json", *(start / "tokenizer").iterdir()]:
+                (aside / file.relative_to(start)).write_bytes(file.read_bytes())
+            weights = {name: weight * number for name, weight in load_file(start / "model.safetensors").items()}
+            save_file(weights, aside / "model.safetensors")
+
+        publish(folder / "checkpoints" / f"step-{step:09d}", "checkpoint", fill)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def served(models: dict[str, Path]) -> Iterator[Served]:
+    with serving(f"mine={models['lm']}", *(models[name] for name in ("classes", "names", "spans", "run"))) as server:
+        yield server
+
+
+def same(said: Any, expected: Any) -> None:
+    """Equal but for the last digits of numbers."""
+    if isinstance(expected, dict):
+        assert said.keys() == expected.keys()
+        for key in expected:
+            same(said[key], expected[key])
+    elif isinstance(expected, (list, tuple, np.ndarray)):
+        assert len(said) == len(expected)
+        for one, other in zip(said, expected, strict=True):
+            same(one, other)
+    elif isinstance(expected, (float, np.floating)):
+        assert said == pytest.approx(float(expected), abs=1e-5)
+    else:
+        assert said == expected
+
+
+# --------------------------------------------------------------------------------------------------- answers
+
+
+def test_every_task_answers_as_the_python_interface_does(served: Served, models: dict[str, Path]) -> None:
+    lm, classes, names, spans = (remask.load(models[name]) for name in ("lm", "classes", "names", "spans"))
+    marked = ["The <mask> dog", "<mask> and <mask>"]
+    same(served.outputs("fill-mask", marked, top_k=3), [[asdict(f) for f in one] for one in lm.fill_mask(marked, 3)])
+    same(served.outputs("classify", TEXTS), [asdict(one) | {"labels": [one.label]} for one in classes.classify(TEXTS)])
+    pair = classes.classify([("the dog", "the fox")])[0]
+    for inputs in (["the dog", "the fox"], {"text": "the dog", "text2": "the fox"}, [["the dog", "the fox"]]):
+        same(served.outputs("pairs", inputs)[0]["scores"], pair.scores)
+    same(served.outputs("tag", TEXTS), [[asdict(e) for e in one] for one in names.tag(TEXTS)])
+    asked = {"question": "Who wrote it?", "context": TEXTS[2]}
+    same(served.outputs("answer", asked), [asdict(spans.answer(*asked.values()))])
+    choice = spans.choose("The dog", ["jumps", "sleeps"])
+    same(served.outputs("choose", {"text": "The dog", "options": ["jumps", "sleeps"]}), [asdict(choice)])
+    same(served.outputs("embed", TEXTS), lm.embed(TEXTS))
+    same(
+        served.outputs("embed", TEXTS, pooling="mean", normalize=False),
+        lm.embed(TEXTS, pooling="mean", normalize=False),
+    )
+    ranked = [asdict(one) for one in lm.rank("dog", TEXTS)]
+    same(served.outputs("rank", {"query": "dog", "texts": TEXTS}), [ranked])
+    same(served.outputs("rank", {"query": "dog", "texts": TEXTS}, top_k=1), [ranked[:1]])
+    said = served.outputs("tokenize", TEXTS)
+    same(
+        [{key: one[key] for key in ("ids", "tokens", "spans")} for one in said],
+        [asdict(one) for one in lm.tokenize(TEXTS)],
+    )
+    (said,) = served.outputs("encode", "The dog")
+    (encoded,) = lm.encode(["The dog"])
+    same(said["ids"], encoded.ids.tolist())
+    same(said["states"], encoded.states)
+    assert said["tokens"][0] == "<s>"
+    assert "attentions" not in said
+
+
+def test_a_lone_input_and_a_list_of_one_are_the_same(served: Served) -> None:
+    assert served.outputs("embed", "The dog") == served.outputs("embed", ["The dog"])
+
+
+def test_only_wanted_words_are_scored(served: Served, models: dict[str, Path]) -> None:
+    (all_of_them,) = served.outputs("fill-mask", "The <mask> dog", top_k=100)
+    (found,) = served.outputs("fill-mask", "The <mask> dog", targets=["e", "the", "r"])
+    assert len(found) == 3
+    assert [fill["score"] for fill in found] == sorted((fill["score"] for fill in found), reverse=True)
+    assert {fill["token_str"].strip() for fill in found} == {"e", "the", "r"}
+    whole = {fill["token"]: fill["score"] for fill in all_of_them}
+    for fill in found:
+        if fill["token"] in whole:
+            same(fill["score"], whole[fill["token"]])
+
+
+def test_attention_is_a_distribution_over_the_tokens(served: Served) -> None:
+    (said,) = served.outputs("encode", "The <mask> dog", states=False, attentions=True, marked=True)
+    assert "states" not in said
+    assert "<mask>" in said["tokens"]
+    maps = np.array(said["attentions"])
+    size = len(said["ids"])
+    assert maps.shape == (2, 4, size, size)
+    np.testing.assert_allclose(maps.sum(-1), 1, atol=1e-2)  # rounded to four digits
+    (said,) = served.outputs("encode", {"text": "The dog", "text2": "a fox"}, states=False, attentions=True)
+    assert len(said["attentions"][0][0]) == len(said["ids"])
+
+
+def test_many_inputs_of_one_request_come_back_in_order(served: Served, models: dict[str, Path]) -> None:
+    texts = [f"{i} the dog " + "jumps " * (i % 7) for i in range(256)]
+    same(served.outputs("embed", texts), remask.load(models["lm"]).embed(texts))
+
+
+# ---------------------------------------------------------------------------------------------------- models
+
+
+def test_models_say_what_they_can_do(served: Served) -> None:
+    _, said, _ = served.ask("/v1/models")
+    assert said["models"] == served.facts["models"]
+    found = {one["id"]: one for one in said["models"]}
+    assert list(found) == ["mine", "classes", "names", "spans", "run"]
+    assert [one["default"] for one in found.values()] == [True, False, False, False, False]
+    assert found["mine"]["tasks"] == ["fill-mask", "embed", "rank", "encode", "tokenize"]
+    assert found["classes"]["tasks"][:2] == ["classify", "pairs"]
+    assert found["classes"]["labels"] == ["neg", "pos"]
+    assert [found[name]["kind"] for name in found] == [None, "classify", "tags", "spans", None]
+    assert (found["mine"]["mask_token"], found["mine"]["max_length"]) == ("<mask>", 64)
+    assert (found["run"]["steps"], found["run"]["step"]) == ([10, 20], 20)
+    assert (found["mine"]["steps"], found["mine"]["step"]) == ([], None)
+
+
+def test_a_model_is_chosen_by_id_by_step_or_by_what_it_can_do(served: Served, models: dict[str, Path]) -> None:
+    def vector(model: str) -> list[float]:
+        return served.outputs("embed", "The dog", model=model)[0]
+
+    newest, first, last = vector("run"), vector("run@10"), vector("run@20")
+    assert newest == last
+    assert newest != first
+    checkpoint = models["run"] / "checkpoints" / "step-000000010"
+    same(first, remask.load(checkpoint).embed(["The dog"])[0])
+    assert served.ask("/v1/tag", {"inputs": "a"})[1]["model"] == "names"
+    assert served.ask("/v1/embed", {"inputs": "a", "model": "run@10"})[1]["model"] == "run@10"
+    assert served.ask("/v1/embed", {"inputs": "a", "model": "run@15"})[0] == 404
+    for _ in range(2):  # more steps than are kept in memory: each is still itself
+        assert vector("run@10") == first
+        assert vector("run@20") == last
+
+
+# ---------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("task", "body", "status", "code", "field"),
+    [
+        ("fill-mask", {"inputs": "no mask here"}, 422, "no_mask", "inputs"),
+        ("fill-mask", {"inputs": "a <mask>", "targets": ["notoneofits"]}, 422, "bad_target", "targets"),
+        ("fill-mask", {"inputs": "a <mask>", "top_k": 0}, 422, "invalid", "top_k"),
+        ("fill-mask", {"inputs": "<mask>" * 33}, 422, "bad_input", "inputs"),
+        ("fill-mask", {"inputs": "a <mask>", "model": "classes"}, 422, "cannot", "model"),
+        ("fill-mask", {"inputs": "a <mask>", "model": "absent"}, 404, "unknown_model", "model"),
+        ("fill-mask", {}, 422, "invalid", "inputs"),
+        ("fill-mask", {"inputs": []}, 422, "invalid", "inputs"),
+        ("fill-mask", {"inputs": "a <mask>", "more": 1}, 422, "invalid", "more"),
+        ("embed", {"inputs": "jumps " * 200}, 422, "text_too_long", "inputs"),
+        ("embed", {"inputs": ["a"] * 257}, 422, "invalid", "inputs"),
+        ("answer", {"inputs": {"question": "", "context": "a"}}, 422, "invalid", "inputs"),
+        ("answer", {"inputs": {"question": "a", "context": "the dog " * 20_000}}, 422, "too_much", "inputs"),
+        ("choose", {"inputs": {"text": "a", "options": ["b"]}}, 422, "invalid", "inputs"),
+        ("encode", {"inputs": ["the dog jumps"] * 60, "attentions": True}, 422, "text_too_long", "inputs"),
+        ("absent", {"inputs": "a"}, 404, "not_found", None),
+    ],
+)
+def test_mistakes_have_a_code_a_sentence_and_a_place(
+    served: Served, task: str, body: Any, status: int, code: str, field: str | None
+) -> None:
+    found, said, _ = served.ask(f"/v1/{task}", body)
+    assert (found, said["error"]["code"], said["error"].get("field")) == (status, code, field), said
+    assert len(said["error"]["message"].splitlines()) == 1
+    assert "/" not in re.sub(r"/v1/\w+", "", said["error"]["message"]), "no path of the server"
+
+
+def test_a_long_text_is_cut_where_asked(served: Served) -> None:
+    assert len(served.outputs("embed", "jumps " * 200, long_texts="cut")[0]) == 32
+    assert served.outputs("tag", "Mary jumps " * 200)  # read in several rows
+
+
+def test_other_methods_and_kinds_of_content_are_refused(served: Served) -> None:
+    status, said, headers = served.ask("/v1/embed")
+    assert (status, said["error"]["code"]) == (405, "method_not_allowed")
+    assert headers["allow"] == "POST"
+    status, said, _ = served.ask("/v1/embed", b'{"inputs": "a"}', headers={"Content-Type": "text/plain"})
+    assert (status, said["error"]["code"]) == (415, "media_type")
+
+
+def test_one_bad_input_among_good_requests_spoils_only_its_own(served: Served) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    bodies = [{"inputs": "The <mask>" if i % 3 else "no mask"} for i in range(60)]
+    with ThreadPoolExecutor(12) as pool:
+        statuses = [status for status, _, _ in pool.map(lambda body: served.ask("/v1/fill-mask", body), bodies)]
+    assert statuses == [200 if i % 3 else 422 for i in range(60)]
+
+
+# ------------------------------------------------------------------------------------ document, page, metrics
+
+
+def test_the_page_is_served_under_a_strict_policy(served: Served) -> None:
+    status, text, headers = served.ask("/")
+    assert status == 200
+    assert "<script" in text
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    for name in re.findall(r'(?:src|href)="([\w.-]+)"', text):
+        assert served.ask(f"/{name}")[0] == 200, name
+    assert served.ask("/absent.js")[0] == 404
+
+
+def test_metrics_can_be_read_by_prometheus(served: Served) -> None:
+    served.outputs("embed", "The dog")
+    _, text, headers = served.ask("/metrics")
+    assert headers["content-type"].startswith("text/plain; version=0.0.4")
+    values = {}
+    for line in text.splitlines():
+        assert re.fullmatch(r'# (HELP|TYPE) \w+ .+|\w+(\{\w+="[^"]*"(,\w+="[^"]*")*\})? [\d.e+-]+', line), line
+        if not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            values[name] = float(value)
+    assert values['remask_requests_total{task="embed",status="200"}'] >= 1
+    assert (
+        values['remask_request_seconds_count{task="embed"}']
+        == values['remask_request_seconds_bucket{task="embed",le="+Inf"}']
+    )
+    assert values["remask_engine_up"] == 1
+    assert values["remask_tokens_total"] > 0
+
+
+# What a schema cannot say: whether a text has a mask or fits, which ids there are, how large a whole body is.
+SCHEMATHESIS = """
+[checks]
+negative_data_rejection.expected-statuses = ["400", "404", "405", "413", "415", "422"]
+positive_data_acceptance.expected-statuses = ["2xx", "404", "422"]
+"""
+
+
+def test_the_server_keeps_to_its_own_openapi_document(served: Served, tmp_path: Path) -> None:
+    """schemathesis makes requests from the document, good and bad ones, and compares the answers with it."""
+    (tmp_path / "schemathesis.toml").write_text(SCHEMATHESIS)
+    words = ["-m", "schemathesis.cli", "--config-file", "schemathesis.toml", "run", f"{served.url}/openapi.json"]
+    words += ["--max-examples", "4", "--seed", "1", "--phases", "coverage,fuzzing", "--no-color"]
+    words += ["--suppress-health-check", "all"]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=250, env=environment(), cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stdout[-6_000:] + done.stderr[-2_000:]
+    assert int(re.findall(r"(\d+) generated", done.stdout)[-1]) > 200
+
+
+def test_the_documents_of_the_requests_are_strict(served: Served) -> None:
+    _, document, _ = served.ask("/openapi.json")
+    assert {path for path in document["paths"] if path.startswith("/v1/")} == {
+        *(f"/v1/{task}" for task in ("fill-mask", "classify", "pairs", "tag", "answer", "choose", "embed", "rank")),
+        "/v1/encode", "/v1/tokenize", "/v1/models",
+    }  # fmt: skip
+    assert document["components"]["schemas"]["FillMask"]["additionalProperties"] is False
+    assert served.ask("/docs")[0] == 404
+
+
+# ------------------------------------------------------------------------------------------------- start, README
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["absent"], 66, "no such model folder"),
+        (["README.md"], 66, "no such model folder"),
+        (["a b=MODEL"], 2, "is no id"),
+        (["MODEL", "--port", "99999"], 78, "port"),
+        (["MODEL", "--host", "no.such.host.invalid"], 2, "no such address"),
+        (["MODEL", "--token", ""], 2, "token"),
+        (["EMPTY"], 65, "is no model"),
+        (["MODEL", "--port", "PORT"], 69, "choose another --port"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(
+    served: Served, models: dict[str, Path], tmp_path: Path, words: list[str], code: int, message: str
+) -> None:
+    places = {"MODEL": str(models["lm"]), "EMPTY": str(tmp_path), "PORT": str(served.port)}
+    words = [re.sub("MODEL|EMPTY|PORT", lambda found: places[found[0]], word) for word in words]
+    command = [sys.executable, "-m", "remask", "serve", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(), cwd=ROOT)
+    assert done.returncode == code, done.stderr
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_readmes_client_works_as_printed(served: Served) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
+    clients = [block for block in blocks if "/v1/" in block]
+    if not clients:
+        pytest.skip("the README shows no client of the server")
+    for block in clients:
+        code = re.sub(r"http://(127\.0\.0\.1|localhost):8000", served.url, block)
+        assert code != block
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+
+
+def test_a_run_file_serves_as_the_words_do(models: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(json.dumps({"models": [f"a={models['lm']}"], "port": 0, "limits": {"max_wait_ms": 0.0}}))
+    command = [sys.executable, "-m", "remask", "serve", str(file)]
+    done = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == 0, done.stderr
+    done = subprocess.run([*command, "--print-config", "--token", "s3cret"], capture_output=True, text=True, timeout=60)
+    assert "max_wait_ms: 0.0" in done.stdout
+    assert "s3cret" not in done.stdout
