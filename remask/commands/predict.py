@@ -24,8 +24,8 @@ from remask import artifacts, signals
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, differences, dump, fingerprint, setting
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UsageError
-from remask.progress import Progress, Stage
-from remask.tasks.answer_files import SCORES, check_name, write_rows
+from remask.progress import Progress
+from remask.tasks.answer_files import check_name, write_rows
 from remask.tasks.settings import Kind, RowSettings, TableSettings
 from remask.tasks.stream import Asker, Columns, chunks, read_rows
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from remask.tasks.tables import Cells
 
 CHUNK_CHARACTERS = 8_000_000
+SCORES = "scores"
 
 
 class PredictRun(Config):
@@ -138,7 +139,7 @@ def predict_file(model: TaskModel, run: PredictRun, out: Path, *, progress: Prog
         if done is None:
             job = _Job(run, _asker(model, run, device, precision), model.table, work)
             job.answer(progress)
-            done = job.publish(out) | {"kind": model.kind, "labels": list(model.labels), "precision": precision}
+            done = job.publish(out, {"kind": model.kind, "labels": list(model.labels), "precision": precision})
         shutil.rmtree(work)
     return done
 
@@ -197,7 +198,7 @@ def _asker(model: TaskModel, run: PredictRun, device: Any, precision: str) -> As
 
 
 def _forward(loaded: Loaded, kind: Kind, device: Any, precision: str) -> Callable[[Batch], np.ndarray]:
-    """A batch's logits. The weights themselves get the format: casting them for every batch costs more than it saves."""
+    """A batch's logits. The weights themselves get the format: casting them in every batch costs what it saves."""
     import torch
 
     from remask.task_objectives import task_logits
@@ -274,25 +275,27 @@ class _Job:
 
     # ------------------------------------------------------------------------------------------------- the result
 
-    def publish(self, out: Path) -> dict[str, Any]:
-        """All pieces as one file, and beside it the rows that have no answer."""
+    def publish(self, out: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """All pieces as one file, and beside it the rows that have no answer; counts, and the `facts` given."""
         columns: dict[str, None] = dict(self._columns)
         counts = {"rows": 0, "bad": 0, "cut": 0}
         for part in self._parts():
-            facts, *said = [orjson.loads(line) for line in part.read_bytes().splitlines()]
-            counts["cut"] += facts["cut"]
+            first, *said = [orjson.loads(line) for line in part.read_bytes().splitlines()]
+            counts["cut"] += first["cut"]
             for one in said:
                 counts["bad" if "bad" in one else "rows"] += 1
                 for name in one if "bad" not in one else ():
-                    columns.setdefault(name if name == SCORES and not self._run.prefix else self._run.prefix + name)
-        counts["bad"] += sum(1 for _ in (self._work / "unreadable.jsonl").open("rb"))
+                    columns.setdefault(self._run.prefix + name)
+        with (self._work / "unreadable.jsonl").open("rb") as file:
+            counts["bad"] += sum(1 for _ in file)
         if not counts["rows"]:
             raise DataError(f"{self._path}: no usable rows ({counts['bad']:,} cannot be answered)")
         with artifacts.output_errors(out):
             whole, bad = self._work / "whole", self._work / "bad.jsonl"
-            write_rows(whole, out, self._answered, list(columns), self._path if self._path.is_file() else None)
+            scores = self._run.prefix + SCORES if self._run.prefix + SCORES in columns and self._run.scores else None
+            write_rows(whole, out, self._answered, list(columns), scores=scores, source=self._path)
             bad_out = out.with_name(f"{out.name}.bad.jsonl")
-            result = {**counts, "out": str(out), "bad_file": str(bad_out) if counts["bad"] else None}
+            result = {**counts, **facts, "out": str(out), "bad_file": str(bad_out) if counts["bad"] else None}
             artifacts.write_json(self._work / "result.json", result)
             if counts["bad"]:
                 bad.write_bytes(b"")

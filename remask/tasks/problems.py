@@ -18,7 +18,7 @@ import numpy as np
 
 from remask.data.order import key_of, permute
 from remask.errors import ConfigError, DataError, MissingInputError
-from remask.tasks import conll, predict, race, ranking, squad
+from remask.tasks import conll, mistakes, predict, race, ranking, squad
 from remask.tasks.entities import score_entities
 from remask.tasks.glue import cut_by_hash, find_file, read_glue, read_glue_file
 from remask.tasks.rows import Frame, Rows, encode_rows, label_values
@@ -278,19 +278,6 @@ def _two_files(task: str, train: Path | None, dev: Path | None, folder: Path | N
     return find_file(TASKS[task], "train", folder), find_file(TASKS[task], "dev", folder)
 
 
-def read_unlabelled(path: Path, kind: Kind, table: TableSettings) -> Sequence[Any]:
-    """What `predict` answers: a table's texts, or sentences of words."""
-    if not path.is_file():
-        raise MissingInputError(f"{path}: no such file")
-    if kind == "tags":
-        return conll.read_sentences(path, table, labelled=False)
-    if kind == "spans":
-        return squad.read_squad(path)
-    if kind == "choice":
-        return race.read_choices([path])
-    return read_table(path, kind, table, labelled=False).examples
-
-
 # -------------------------------------------------------------------------------------- rows, scores, answers
 
 
@@ -315,33 +302,23 @@ def encode(
 
 
 def score(outputs: Sequence[Array], rows: Rows, items: Sequence[Any], kind: Kind, labels: tuple[str, ...]) -> dict:
-    """`metrics` by name and the tables behind them; a classifier's surest mistakes under `worst`."""
+    """`metrics` by name, the tables behind them, and the mistakes that tell most under `worst`."""
     if kind == "tags":
         said = conll.tags_from_rows([o.argmax(-1) for o in outputs], rows, items, labels)
-        return score_entities([s.tags for s in items], said)
+        return score_entities([s.tags for s in items], said) | mistakes.of_tags(items, said)
     if kind == "spans":
         answers = squad.answers_from_rows(outputs, rows, items)
-        odds = [a.null_odds for a in answers] if any(not q.answers for q in items) else None
+        can_refuse = any(not q.answers for q in items)
+        odds = [a.null_odds for a in answers] if can_refuse else None
         gold = [[text for text, _ in q.answers] for q in items]
-        return {"metrics": score_answers(gold, [a.text for a in answers], odds)}
+        scores = score_answers(gold, [a.text for a in answers], odds)
+        return {"metrics": scores, **mistakes.of_answers(items, answers, can_refuse)}
     if kind == "choice":
-        result = race.score_choices([float(o) for o in outputs], items)
-        return {"metrics": result["metrics"]}
+        scores = [float(o) for o in outputs]
+        return {"metrics": race.score_choices(scores, items)["metrics"], **mistakes.of_choices(items, scores)}
     answer = predict.answers(np.stack(outputs), rows, kind)
     truth = np.stack(label_values(items, kind, labels))
-    result = predict.score(answer, truth, kind, labels)
-    if kind == "classify":
-        result["worst"] = [
-            {
-                "text": " / ".join(items[i].texts)[:500],
-                "label": labels[truth[i]],
-                "prediction": labels[int(answer[i].argmax())],
-                "confidence": round(float(answer[i].max()), 4),
-                "place": items[i].place,
-            }
-            for i in predict.worst(answer, truth)
-        ]
-    return result
+    return predict.score(answer, truth, kind, labels) | mistakes.of_texts(items, answer, truth, kind, labels)
 
 
 def answer(
