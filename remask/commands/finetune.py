@@ -266,7 +266,8 @@ def render(values: Mapping[str, Any]) -> str:
 
         return "\n".join([*lines, tasks(values)])
     best = next(r for r in values["runs"] if r["seed"] == values["seeds"]["best"])
-    lines += [metrics.render(best["table"]), ""] if "table" in best else []
+    for table in ("table", "tags"):  # of tags: by type of entity, then by tag of word
+        lines += [metrics.render(best[table]), ""] if table in best else []
     for name, spread in values["spread"].items():
         mark = "*" if name == values["metric"] else " "
         over = f"  ({spread['low']:.4f} to {spread['high']:.4f})" if values["seeds"]["count"] > 1 else ""

@@ -35,13 +35,15 @@ def finetune_report(values: Mapping[str, Any]) -> str:
         line_chart(curves, x_name="step", y_name=values["metric"]), f"{values['metric']} on the dev data, by step"
     )
     if "table" in best:
-        _classes(page, best)
+        _classes(page, f"By class (seed {best['seed']})", best["table"])
+    if "tags" in best:
+        _classes(page, "By tag of a word", best["tags"])
     if "confusion" in best:
         _confusion(page, best["confusion"], values["labels"])
     if "calibration" in best:
         _calibration(page, best["calibration"])
     if best.get("worst"):
-        _mistakes(page, best["worst"])
+        _mistakes(page, best["worst"], best.get("worst_by", "confidence"))
     return page.html()
 
 
@@ -85,9 +87,9 @@ def _tiles(values: Mapping[str, Any]) -> list[Tile]:
     return tiles
 
 
-def _classes(page: Page, best: Mapping[str, Any]) -> None:
-    page.heading(f"By class (seed {best['seed']})")
-    rows = [*best["table"]["classes"].items(), *best["table"]["averages"].items()]
+def _classes(page: Page, heading: str, table: Mapping[str, Any]) -> None:
+    page.heading(heading)
+    rows = [*table["classes"].items(), *table["averages"].items()]
     page.table(
         ["class", "precision", "recall", "F1", "support"],
         [[name, row["precision"], row["recall"], row["f1"], row["support"]] for name, row in rows],
@@ -121,10 +123,10 @@ def _calibration(page: Page, calibration: Mapping[str, Any]) -> None:
     page.figure(chart, f"Confidence against the share that is right; mean distance {error:.3f}")
 
 
-def _mistakes(page: Page, worst: list[Mapping[str, Any]]) -> None:
-    page.heading("The mistakes it was surest of")
+def _mistakes(page: Page, worst: list[Mapping[str, Any]], by: str) -> None:
+    page.heading("The mistakes it was surest of" if by == "confidence" else f"The worst mistakes, by {by}")
     rows = [[_short(m["text"]), m["label"], m["prediction"], m["confidence"]] for m in worst]
-    page.table(["text", "label", "said", "confidence"], rows)
+    page.table(["text", "label", "said", by], rows)
 
 
 def _short(text: str) -> str:

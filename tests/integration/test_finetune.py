@@ -132,6 +132,8 @@ def test_names_are_found(task_model: Path, tmp_path: Path) -> None:
     assert values["metrics"]["f1"] > 0.9
     assert list(values["runs"][0]["table"]["classes"]) == ["TONE"]
     assert "B-TONE" in values["runs"][0]["tags"]["classes"]
+    assert "B-TONE" in finetune.render(values)
+    assert "By tag of a word" in (tmp_path / "out/report.html").read_text()
 
 
 def squad_file(path: Path, count: int, seed: int, impossible: bool) -> Path:
