@@ -22,6 +22,7 @@ VERBS = {
     "inspect": "Look into prepared data: counts, samples, batches with their masks.",
     "pretrain": "Train an encoder on prepared data.",
     "finetune": "Teach a pretrained model a task: your own table, or one of the papers'.",
+    "search": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
     "evaluate": "Score a model on tasks, fine-tuning it first where it has no head for them.",
     "predict": "What a fine-tuned model says about every row of a file.",
     "compare": "Training runs side by side: last values, curves, what differs.",

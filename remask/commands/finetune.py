@@ -37,7 +37,7 @@ from remask.commands.finetune_run import FinetuneTrainSettings as FinetuneTrainS
 from remask.commands.finetune_seed import BASE_WIDTH as BASE_WIDTH
 from remask.commands.finetune_seed import RATE_POWER as RATE_POWER
 from remask.commands.finetune_seed import Report, one_seed
-from remask.config import differences, dump, parse_assignment, to_yaml
+from remask.config import Config, differences, dump, parse_assignment, to_yaml
 from remask.errors import ConfigError, DataError, UsageError
 from remask.progress import Progress
 from remask.study.task_report import finetune_report
@@ -171,39 +171,39 @@ def _seeds(run: FinetuneRun) -> range:
 
 
 def same_run(identity: Mapping[str, Any], run: FinetuneRun, out: Path, allow_change: Sequence[str]) -> None:
-    """A folder belongs to one run; another one is refused with what differs."""
-    path = out / "run.json"
-    if path.is_file():
-        try:
-            before = json.loads(path.read_bytes())["identity"]
-            before["run"] = _with_defaults(before["run"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: damaged: {error!r}") from error
-        changed = [
-            (key, old, new)
-            for key, old, new in differences(before, json.loads(json.dumps(identity)))
-            if not any(key.removeprefix("run.") == word or key.startswith(f"run.{word}.") for word in allow_change)
-        ]
-        if changed:
-            lines = "\n".join(f"  {key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
-            raise ConfigError(f"{out}: was made by another run; choose another --out:\n{lines}")
-        results = out / "results.json"
-        if results.is_file() and set(json.loads(results.read_bytes())["seeds"]["seeds"]) != set(_seeds(run)):
-            results.unlink()  # more or other seeds are asked for: those that are done stay done
-    artifacts.write_json(path, {"identity": identity})
+    """A folder belongs to one run; more or other seeds join those that are done."""
+    check_identity(identity, FinetuneRun(), out, allow_change)
+    results = out / "results.json"
+    if results.is_file() and set(json.loads(results.read_bytes())["seeds"]["seeds"]) != set(_seeds(run)):
+        results.unlink()
+    artifacts.write_json(out / "run.json", {"identity": identity})
     artifacts.write_bytes(out / "run.yaml", to_yaml(run).encode())
 
 
-def _with_defaults(before: Mapping[str, Any]) -> dict[str, Any]:
-    """A run as stored, by an older remask too: settings that it did not have yet are as if they were not given."""
+def check_identity(identity: Mapping[str, Any], defaults: Config, out: Path, allow_change: Sequence[str]) -> None:
+    """What was run in this folder before must be the same; otherwise it is refused with what differs."""
+    path = out / "run.json"
+    if not path.is_file():
+        return
+    try:
+        before = json.loads(path.read_bytes())["identity"]
+        before["run"] = _filled(dump(defaults), before["run"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"{path}: damaged: {error!r}") from error
+    changed = [
+        (key, old, new)
+        for key, old, new in differences(before, json.loads(json.dumps(identity)))
+        if not any(key.removeprefix("run.") == word or key.startswith(f"run.{word}.") for word in allow_change)
+    ]
+    if changed:
+        lines = "\n".join(f"  {key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
+        raise ConfigError(f"{out}: was made by another run; choose another --out:\n{lines}")
 
-    def filled(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-        inner = {
-            k: filled(under[k], v) for k, v in over.items() if isinstance(v, dict) and isinstance(under.get(k), dict)
-        }
-        return {**under, **over, **inner}
 
-    return filled(dump(FinetuneRun()), before)
+def _filled(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """A run as an older remask stored it: settings that it did not have yet are as if they were not given."""
+    both = {key for key, value in over.items() if isinstance(value, dict) and isinstance(under.get(key), dict)}
+    return {**under, **over, **{key: _filled(under[key], over[key]) for key in both}}
 
 
 # ----------------------------------------------------------------------------------------------------- results

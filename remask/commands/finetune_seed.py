@@ -74,7 +74,7 @@ def one_seed(
     from remask.train.loop import train
 
     done = folder / "result.json"
-    if done.is_file():
+    if done.is_file() and (folder / "best").is_dir():  # a run that lost in a grid has no weights left
         return json.loads(done.read_bytes())
     run = setup.run
     network = setup.build(seed)

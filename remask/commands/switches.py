@@ -18,6 +18,7 @@ RUN_MODELS = {
     "inspect": "remask.commands.inspect:InspectRun",
     "pretrain": "remask.commands.pretrain:PretrainRun",
     "finetune": "remask.commands.finetune:FinetuneRun",
+    "search": "remask.commands.search:SearchRun",
     "evaluate": "remask.commands.evaluate:EvaluateRun",
     "predict": "remask.commands.predict:PredictRun",
     "fill-mask": "remask.commands.fill_mask:FillMaskRun",
