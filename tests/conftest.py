@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+
+from . import page_server as pages
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -75,3 +79,19 @@ def tiny_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
         folders[kind] = tmp_path_factory.mktemp("tokenizers") / kind
         tokenizer.save(folders[kind])
     return folders
+
+
+@pytest.fixture(scope="session")
+def page_server(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, Path]) -> Iterator[pages.Server]:
+    """`remask serve` at work with tiny models of every task; only for tests that need the page in a browser."""
+    pages.need_browser()
+    models = pages.make_models(tmp_path_factory.mktemp("page"), tiny_tokenizers["byte-bpe"], pages.PAYLOADS)
+    with pages.serve(models) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def page_browser() -> Iterator[Any]:
+    """Chromium. For one file only: while it is open, its event loop forbids another one in the process."""
+    with pages.open_browser() as browser:
+        yield browser

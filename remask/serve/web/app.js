@@ -118,7 +118,7 @@ function keepState() {
   for (const [key, value] of Object.entries(panelOf(open).values())) {
     if (value.length <= LONGEST) state.set(`in.${key}`, value);
   }
-  history.replaceState(null, "", `#${state}`);
+  if (location.hash !== `#${state}`) history.replaceState(null, "", `#${state}`);
 }
 
 function readState() {
