@@ -26,6 +26,7 @@ EXTRAS = {
     "hf": ("datasets", "hf:NAME as a source of text, and comparison with transformers"),
     "html": ("trafilatura", "the more precise extraction of web pages"),
     "ray": ("ray", "preparing a corpus on many machines"),
+    "search": ("optuna", "remask search"),
     "serve": ("fastapi", "remask serve"),
 }
 MIN_MEMORY_GB, MIN_DISK_GB = 4, 5

@@ -28,13 +28,17 @@ def main(
     run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()
 ) -> dict[str, Any]:  # fmt: skip
     """Every combination, then the best one's results with the table of all."""
+    from remask.train.distributed import joined
+
     with ExitStack() as stack:
         if is_first_rank():
             stack.enter_context(artifacts.lock(out))
             same_run({"run": dump(run) | {"seeds": None, "seed": None}}, run, out, allow_change)
-            if (out / "results.json").is_file():
-                progress.say(f"{out}: finished already")
-                return json.loads((out / "results.json").read_bytes())
+        with joined() as world:  # for this question only: every run of the grid joins by itself
+            finished = world.first_says("yes" if (out / "results.json").is_file() else "")
+        if finished:
+            progress.say(f"{out}: finished already")
+            return json.loads((out / "results.json").read_bytes())
         tried = []
         for values in combinations(run):
             name = ",".join(f"{key}={value:g}" for key, value in values.items())

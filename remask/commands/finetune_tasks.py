@@ -16,7 +16,7 @@ from typing import Any
 
 from remask import artifacts
 from remask.commands.finetune import main as finetune
-from remask.commands.finetune import run_seeds, seeds_of, start_of, summarise
+from remask.commands.finetune import is_first_rank, run_seeds, seeds_of, start_of, summarise
 from remask.commands.finetune_part import Part, Start, fresh_network, let_learn, open_part, open_start, publish_model
 from remask.commands.finetune_run import FinetuneRun, TaskFiles
 from remask.commands.finetune_seed import Report
@@ -112,8 +112,9 @@ def main(
             found = finetune(_single(run, entry), out / "single" / entry.called, progress=progress)
             alone[entry.called] = {"metric": found["metric"], "spread": found["spread"], "model": found["model"]}
         values = {**values, "single": alone}
-        artifacts.write_bytes(out / "report.html", tasks_report(values).encode())
-        artifacts.write_json(out / "results.json", values)
+        if is_first_rank():
+            artifacts.write_bytes(out / "report.html", tasks_report(values).encode())
+            artifacts.write_json(out / "results.json", values)
     return values
 
 

@@ -54,11 +54,15 @@ class World:
         return self.sums([float(flag)])[0] > 0 if self.size > 1 else flag
 
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Sum the gradients over the ranks. A rank without rows for a parameter adds zero."""
+        """Sum the gradients over the ranks. A rank without rows for a parameter adds zero; what no rank has a gradient
+        for (the head of a task whose turn it is not) has none after either, as with one rank."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
-        for parameter in parameters:
+        held = self.sums([float(parameter.grad is not None) for parameter in parameters])
+        for parameter, count in zip(parameters, held, strict=True):
+            if not count:
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             bucket.append(parameter.grad)

@@ -1,0 +1,96 @@
+"""Fine-tuning that is killed or runs on several ranks ends as one that was not: several tasks, grids, searches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from .zygote import Zygote
+
+RUN = """
+seeds: 1
+batch: {num_rows: 8, micro_tokens: 64}
+train: {epochs: 3.0, precision: fp32, learning_rate: 3e-3, log_every: 1}
+"""
+TASKS = """
+temperature: 2.0
+tasks:
+  - {name: topic, train_file: FOLDER/a.jsonl, dev_file: FOLDER/a.jsonl}
+  - {name: size, task: regress, train_file: FOLDER/b.jsonl, dev_file: FOLDER/b.jsonl}
+"""
+SEARCH = """
+train_file: FOLDER/a.jsonl
+dev_file: FOLDER/a.jsonl
+search: {trials: 3, batch: [4, 8], epochs: [1.0, 2.0], lr: [1e-4, 1e-2]}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, Path]) -> Path:
+    """A tiny model with dropout, and two tables."""
+    from remask.model.network import build_network
+    from remask.model.settings import HeadSettings, ModelSettings
+    from remask.model.store import save_model
+    from remask.tokenizer import load_tokenizer
+
+    made = tmp_path_factory.mktemp("kills")
+    size = load_tokenizer(tiny_tokenizers["byte-bpe"]).vocab_size
+    settings = ModelSettings(vocab_size=size, num_layers=2, hidden_size=16, num_heads=2, ffn_size=32, max_length=32)
+    save_model(made / "model", build_network(settings, HeadSettings(masked_lm=True), 1), tiny_tokenizers["byte-bpe"])
+    rows: list[dict[str, Any]] = [
+        {"text": f"the {'fox' if i % 3 else 'dog'} {i}", "label": "ab"[i % 2]} for i in range(48)
+    ]
+    (made / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    numbers = [{"text": row["text"] + " river", "label": float(i % 5)} for i, row in enumerate(rows[:20])]
+    (made / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbers))
+    for name, text in (("tasks", RUN + TASKS), ("search", RUN + SEARCH)):
+        (made / f"{name}.yaml").write_text(text.replace("FOLDER", str(made)))
+    return made
+
+
+def command(verb: str, folder: Path, out: Path) -> list[str | Path]:
+    name = "tasks" if verb == "finetune" else verb
+    return [verb, folder / f"{name}.yaml", "--init", folder / "model", "--out", out, "--json"]
+
+
+def test_two_ranks_equal_one_and_a_kill_equals_none_with_several_tasks(folder: Path, zygote: Zygote) -> None:
+    """A head rests while it is another task's turn: on many ranks, too, where gradients are added up."""
+    assert zygote.run(*command("finetune", folder, folder / "one")).returncode == 0
+    both = zygote.run_ranks(2, *command("finetune", folder, folder / "two"))
+    assert [one.returncode for one in both] == [0, 0], both[0].stderr
+    results = [json.loads((folder / name / "results.json").read_bytes()) for name in ("one", "two")]
+    assert results[0]["metrics"] == pytest.approx(results[1]["metrics"], abs=0.03)
+    logs = [(folder / name / "seed-0/metrics.jsonl").read_text().splitlines() for name in ("one", "two")]
+    losses = [[json.loads(line)["train/loss"] for line in log if "train/loss" in line] for log in logs]
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+
+    log = folder / "cut/seed-0/metrics.jsonl"
+    killed = zygote.run(*command("finetune", folder, folder / "cut"), signals=[(0, "SIGKILL")], wait_for=log, size=1500)
+    assert killed.returncode == -9
+    assert zygote.run(*command("finetune", folder, folder / "cut")).returncode == 0
+    for task in ("topic", "size"):
+        weights = [load_file(folder / name / "tasks" / task / "model.safetensors") for name in ("one", "cut")]
+        assert all((weights[0][key] == weights[1][key]).all() for key in weights[0])
+
+
+def test_a_killed_search_ends_like_one_that_was_not(folder: Path, zygote: Zygote) -> None:
+    pytest.importorskip("optuna")
+    whole = zygote.run(*command("search", folder, folder / "search"))
+    assert whole.returncode == 0, whole.stderr
+    log = folder / "search-cut/trials/1/seed-0/metrics.jsonl"
+    killed = zygote.run(
+        *command("search", folder, folder / "search-cut"), signals=[(0, "SIGKILL")], wait_for=log, size=1
+    )
+    assert killed.returncode == -9
+    again = zygote.run(*command("search", folder, folder / "search-cut"))
+    assert again.returncode == 0, again.stderr
+    found = [json.loads(done.stdout) for done in (whole, again)]
+    for values in found:
+        for trial in values["trials"]:
+            del trial["seconds"]
+    assert found[0]["trials"] == found[1]["trials"]
+    assert found[0]["best"] == found[1]["best"]
