@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from remask import artifacts
-from remask.commands.finetune import main as finetune
 from remask.commands.finetune import is_first_rank, run_seeds, seeds_of, start_of, summarise
+from remask.commands.finetune import main as finetune
 from remask.commands.finetune_part import Part, Start, fresh_network, let_learn, open_part, open_start, publish_model
 from remask.commands.finetune_run import FinetuneRun, TaskFiles
 from remask.commands.finetune_seed import Report
