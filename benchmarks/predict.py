@@ -25,15 +25,16 @@ Run = Callable[[Path, Path], None]  # a file with texts, the file to make
 def open_ours(folder: Path, options: argparse.Namespace) -> Run:
     import torch
 
-    from remask.commands.predict import PredictRun, open_task_model, predict_file
+    from remask.commands.predict import PredictRun, open_ready, predict_file
     from remask.progress import Progress
 
     torch.set_num_threads(options.threads)
-    model = open_task_model(folder)
+    asked = PredictRun(model=str(folder), file=str(folder / "texts.csv"), precision=options.precision, device="cpu")
+    ready = open_ready(asked)
 
     def run(source: Path, target: Path) -> None:
-        asked = PredictRun(model=str(folder), file=str(source), precision=options.precision, device="cpu")
-        predict_file(model, asked, target, progress=Progress(quiet=True))
+        assert asked.file == str(source)
+        predict_file(ready, asked, target, progress=Progress(quiet=True))
 
     return run
 

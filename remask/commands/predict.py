@@ -127,19 +127,39 @@ def main(run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     check_name(out)
     if not Path(run.file).exists():
         raise MissingInputError(f"{run.file}: no such file")
-    return predict_file(open_task_model(model_path(run)), run, out, progress=progress)
+    return predict_file(open_ready(run), run, out, progress=progress)
 
 
-def predict_file(model: TaskModel, run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
-    """The same with an opened model."""
+@dataclass(frozen=True)
+class Ready:
+    """A model that only waits for rows, and what tells it from others."""
+
+    asker: Asker
+    table: TableSettings
+    facts: Mapping[str, Any]  # kind, labels, precision: part of the result
+    identity: Mapping[str, Any]
+
+
+def open_ready(run: PredictRun) -> Ready:
+    """Open everything that does not depend on the file."""
+    model = open_task_model(model_path(run))
     device, precision = _format(run)
+    files = sorted(p for p in model.loaded.folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json"))
+    sums = [[p.name, artifacts.sha256_of(p)] for p in files if p.name != artifacts.MANIFEST]
+    identity = {"model": fingerprint(sums), "precision": precision, "device": str(device)}
+    facts = {"kind": model.kind, "labels": list(model.labels), "precision": precision}
+    return Ready(_asker(model, run, device, precision), model.table, facts, identity)
+
+
+def predict_file(ready: Ready, run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
+    """Answer every row of the run's file."""
     work = out.with_name(f".{out.name}.work")
     with artifacts.lock(work):
-        done = _begin(_identity(model, run, precision, str(device)), out, work)
+        done = _begin(_identity(ready, run), out, work)
         if done is None:
-            job = _Job(run, _asker(model, run, device, precision), model.table, work)
+            job = _Job(run, ready.asker, ready.table, work)
             job.answer(progress)
-            done = job.publish(out, {"kind": model.kind, "labels": list(model.labels), "precision": precision})
+            done = job.publish(out, ready.facts)
         shutil.rmtree(work)
     return done
 
@@ -164,13 +184,12 @@ def _begin(identity: Mapping[str, Any], out: Path, work: Path) -> dict[str, Any]
     return None
 
 
-def _identity(model: TaskModel, run: PredictRun, precision: str, device: str) -> dict[str, Any]:
+def _identity(ready: Ready, run: PredictRun) -> dict[str, Any]:
     """What makes two commands the same one."""
-    files = sorted(p for p in model.loaded.folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json"))
     facts = os.stat(run.file)
     return {
-        "run": dump(run) | {"model": None, "file": None, "precision": precision, "device": device},
-        "model": fingerprint([[p.name, artifacts.sha256_of(p)] for p in files if p.name != artifacts.MANIFEST]),
+        **ready.identity,
+        "run": dump(run) | {"model": None, "file": None, "precision": None, "device": None},
         "file": {"path": str(Path(run.file).resolve()), "bytes": facts.st_size, "changed": facts.st_mtime_ns},
     }
 
