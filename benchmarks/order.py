@@ -70,20 +70,19 @@ def build(num_examples: int, num_rows: int, ranks: int, rank: int = 0) -> Batche
 class Tally:
     """What the ranks got."""
 
-    def __init__(self, batches: Batches, rank_of_row: np.ndarray) -> None:
+    def __init__(self, batches: Batches, ranks: int) -> None:
         corpus = batches.phases[0]
         sizes = [len(one) for one in corpus.examples]
         self._offsets = np.cumsum([0, *sizes[:-1]])
         self._seen = np.zeros(-(-corpus.num_examples // 8), np.uint8)
         self._slice = -(-corpus.num_examples // SLICES)
-        self._rank_of_row, ranks = rank_of_row, int(rank_of_row.max()) + 1
         self.rows, self.tokens = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
         self.by_source = np.zeros((ranks, len(sizes)), np.int64)
         self.repeated = self.count = 0
         self.fullest = 0.0
         self.uneven: list[float] = []
 
-    def add(self, chosen: Chosen) -> None:
+    def add(self, chosen: Chosen, rank_of_row: np.ndarray) -> None:
         """One step of all ranks."""
         numbers = self._offsets[chosen.sources] + chosen.rows
         different = np.unique(numbers)
@@ -92,10 +91,10 @@ class Tally:
         np.bitwise_or.at(self._seen, different >> 3, bits)
         self.count += len(numbers)
         ranks = len(self.rows)
-        self.rows += np.bincount(self._rank_of_row, minlength=ranks)
-        which = self._rank_of_row * self.by_source.shape[1] + chosen.sources
+        self.rows += np.bincount(rank_of_row, minlength=ranks)
+        which = rank_of_row * self.by_source.shape[1] + chosen.sources
         self.by_source += np.bincount(which, minlength=self.by_source.size).reshape(self.by_source.shape)
-        tokens = np.bincount(self._rank_of_row, weights=chosen.sizes, minlength=ranks)
+        tokens = np.bincount(rank_of_row, weights=chosen.sizes, minlength=ranks)
         self.tokens += tokens.astype(np.int64)
         self.fullest = max(self.fullest, float(tokens.max() / tokens.mean() - 1))
         places = np.bincount(numbers // self._slice, minlength=SLICES)
@@ -113,7 +112,7 @@ def rank_of_rows(ranks: list[Batches], step: int) -> np.ndarray:
     marked = Chosen(chosen.sources, chosen.passes, places, chosen.sizes, chosen.keys)
     found = np.full(len(places), -1)
     for rank, one in enumerate(ranks):
-        for part in one._deal(marked, one.phases[0]):
+        for part in one.deal(marked, step):
             assert (found[part.rows] == -1).all(), "a row for two ranks"
             found[part.rows] = rank
     assert (found >= 0).all(), "a row for no rank"
@@ -148,15 +147,15 @@ def main() -> None:
         batches.plan({"step": step})
     choosing = peak_mb()
     ranks = [build(options.examples, options.rows, options.ranks, rank) for rank in range(options.ranks)]
-    rank_of_row = rank_of_rows(ranks, 0)
-    assert (rank_of_row == rank_of_rows(ranks, whole - 1)).all()
-    tally = Tally(batches, rank_of_row)
+    first = rank_of_rows(ranks, 0)
+    assert ((first - (whole - 1)) % options.ranks == rank_of_rows(ranks, whole - 1)).all(), "dealing goes round"
+    tally = Tally(batches, options.ranks)
     began, planning = time.perf_counter(), 0.0
     for number, step in enumerate(steps):
         started = time.perf_counter()
         chosen, _ = batches.plan({"step": step})
         planning += time.perf_counter() - started
-        tally.add(chosen)
+        tally.add(chosen, (first - step) % options.ranks)
         if not options.json and number % max(len(steps) // 20, 1) == 0:
             print(f"step {step:,}: {tally.count:,} rows dealt", file=sys.stderr, flush=True)
     shares = tally.by_source / tally.rows[:, None]

@@ -68,7 +68,7 @@ class Batches:
         chosen, following = self.plan(cursor)
         phase = self._phase_at(cursor["step"])
         rate = self._rate_at(cursor["step"])
-        return [self._read(phase, part, rate) for part in self._deal(chosen, phase)], following
+        return [self._read(phase, part, rate) for part in self.deal(chosen, cursor["step"])], following
 
     def plan(self, cursor: dict[str, Any]) -> tuple[Chosen, dict[str, Any]]:
         """The rows of a step over all ranks, and the next cursor."""
@@ -167,16 +167,19 @@ class Batches:
 
     # ------------------------------------------------------------------------------- dealing and reading
 
-    def _deal(self, chosen: Chosen, phase: Corpus) -> list[Chosen]:
-        """This rank's micro-batches: the step in groups, each dealt row by row, so that all ranks have as many."""
-        count, world = len(chosen.rows), self._world_size
+    def deal(self, chosen: Chosen, step: int) -> list[Chosen]:
+        """This rank's micro-batches of a step's rows: groups, each dealt row by row, so that all ranks have as many.
+
+        Who gets the first row goes round with the steps: sources come in a regular pattern, which would otherwise give
+        some ranks more of one source, and of its row lengths, for ever."""
+        count, world, phase = len(chosen.rows), self._world_size, self._phase_at(step)
         per_group = self.settings.batch.micro_rows * world
         if self.settings.batch.num_tokens is None:
             groups = [np.arange(at, min(at + per_group, count)) for at in range(0, count, per_group)]
         else:
             groups = self._groups_by_tokens(chosen, phase)
         assert all(len(group) >= world for group in groups), "a rank without a row"
-        return [chosen.take(group[self._rank :: world]) for group in groups]
+        return [chosen.take(group[(self._rank + step) % world :: world]) for group in groups]
 
     def _groups_by_tokens(self, chosen: Chosen, phase: Corpus) -> list[np.ndarray]:
         """The fewest even groups whose padded share per rank is at most micro_rows rows of full length.

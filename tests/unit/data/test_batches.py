@@ -121,6 +121,15 @@ def test_ranks_and_micro_batches_change_nothing(prepared: Path, vocabulary: Any,
             assert all(batch.num_rows for rank in ranks for batch in rank[step])
 
 
+def test_every_rank_reads_its_share_of_every_source(prepared: Path, vocabulary: Any) -> None:
+    """Weights of one to three come as a pattern of four, the number of ranks here."""
+    settings = settings_of(source_weights={"wiki": 1.0, "novels": 3.0})
+    for rank in range(4):
+        batches = open_batches(prepared, settings, vocabulary, seed=1, rank=rank, world_size=4)
+        taken = [number for step in run(batches, 80) for batch in step for number in batch.example_ids_B.tolist()]
+        assert Counter(number >> 48 for number in taken) == {0: 40, 1: 120}
+
+
 @pytest.mark.parametrize("changes", [{}, TOKEN_BATCHES, {"batch__bucket_steps": 3}], ids=str)
 def test_resume_anywhere(prepared: Path, vocabulary: Any, changes: dict[str, Any]) -> None:
     batches = open_batches(prepared, settings_of(**changes), vocabulary, seed=1)
