@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from remask.model.noise import Noise, Site, keep_scale, kept_by_mark, marked, masked
+from remask.model.noise import Noise, Site, keep_scale, marked
 
 # Shapes: B rows, S positions, N heads, K width of a head, W columns of a band (2 x window + 1).
 # Q queries and L keys of a block, X blocks of a row (1 x S x S without blocks).
@@ -106,33 +106,35 @@ def attend(
     """attended_BNSK. `noise` None: no dropout."""
     block = sight.block(window)
     bias = sight.bias(window, qkv_3BNSK.dtype)
-    kept = None
+    dropped = None
     if noise is not None and dropout > 0.0:
-        kept = _kept(sight, window, block, noise, dropout, layer, qkv_3BNSK.shape[2])
+        dropped = _dropped(sight, window, block, noise, dropout, layer, qkv_3BNSK.shape[2])
     size = qkv_3BNSK.shape[3]
     if block is not None and size % block:
         qkv_3BNSK = F.pad(qkv_3BNSK, (0, 0, 0, block - size % block))
     if kernel == "auto":
         kernel = "products" if qkv_3BNSK.device.type == "cpu" and (block or size) < _LONG else "sdpa"
-    if kernel == "products" or kept is not None:  # the library's dropout would draw from a global state
+    if kernel == "products" or dropped is not None:  # the library's dropout would draw from a global state
         with torch.autocast(qkv_3BNSK.device.type, enabled=False):  # one precision, forward and backward
-            attended_BNSK = _Products.apply(qkv_3BNSK, block, bias, kept, keep_scale(dropout))
+            attended_BNSK = _Products.apply(qkv_3BNSK, block, bias, dropped, keep_scale(dropout))
     else:
         attended_BNSK = _library(qkv_3BNSK, block, bias)
     return attended_BNSK[:, :, :size]
 
 
-def _kept(
+def _dropped(
     sight: Sight, window: int | None, block: int | None, noise: Noise, dropout: float, layer: int, num_heads: int
 ) -> torch.Tensor:
-    """kept_BNXQL. With a window the decisions belong to (query, distance), so blocks do not change them."""
+    """dropped_BNXQL. With a window the decisions belong to (query, distance), so blocks do not change them."""
     width = None if window is None else 2 * window + 1
-    kept_BNSW = noise.kept_square(layer, dropout, sight.lengths, num_heads, width, sight.num_positions, sight.device)
+    dropped_BNSW = noise.dropped_square(
+        layer, dropout, sight.lengths, num_heads, width, sight.num_positions, sight.device
+    )
     if window is None:
-        return kept_BNSW[:, :, None]
+        return dropped_BNSW[:, :, None]
     query_XQ1, key_X1L = sight.indices(block)
     column_XQL = (key_X1L - query_XQ1 + window).clamp(0, 2 * window)
-    return kept_BNSW[:, :, query_XQ1.clamp(max=sight.num_positions - 1), column_XQL]
+    return dropped_BNSW[:, :, query_XQ1.clamp(max=sight.num_positions - 1), column_XQL]
 
 
 def _split(x_BNSK: torch.Tensor, block: int | None) -> torch.Tensor:
@@ -179,7 +181,7 @@ class _Products(torch.autograd.Function):
         qkv_3BNSK: torch.Tensor,
         block: int | None,
         bias: torch.Tensor | None,
-        kept: torch.Tensor | None,
+        dropped: torch.Tensor | None,
         scale: float,
     ) -> torch.Tensor:
         q, k, v = _operands(qkv_3BNSK, block)
@@ -187,11 +189,13 @@ class _Products(torch.autograd.Function):
         if bias is not None:
             scores_BNXQL += bias
         probs_BNXQL = torch.softmax(scores_BNXQL, dim=-1)
-        ctx.block, ctx.scale = block, None if kept is None else scale
-        ctx.save_for_backward(qkv_3BNSK, probs_BNXQL if kept is None else marked(probs_BNXQL, kept))
-        if kept is None:
+        ctx.block, ctx.scale = block, None if dropped is None else scale
+        if dropped is not None:
+            probs_BNXQL = marked(probs_BNXQL, dropped)
+        ctx.save_for_backward(qkv_3BNSK, probs_BNXQL)
+        if dropped is None:
             return torch.matmul(probs_BNXQL, v).flatten(2, 3)
-        return torch.matmul(masked(probs_BNXQL, kept), v).mul_(scale).flatten(2, 3)
+        return torch.matmul(torch.relu(probs_BNXQL), v).mul_(scale).flatten(2, 3)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
@@ -202,10 +206,11 @@ class _Products(torch.autograd.Function):
             grad_v = torch.matmul(probs.transpose(-1, -2), grad)
             grad_probs = torch.matmul(grad, v.transpose(-1, -2))
         else:
-            kept, probs = kept_by_mark(probs), probs.abs()
             grad = grad * ctx.scale
-            grad_v = torch.matmul(masked(probs, kept).transpose(-1, -2), grad)
-            grad_probs = masked(torch.matmul(grad, v.transpose(-1, -2)), kept)
+            grad_v = torch.matmul(torch.relu(probs).transpose(-1, -2), grad)
+            # relu's gradient; it is also 0 where a kept probability is 0, which has none.
+            grad_probs = torch.ops.aten.threshold_backward(torch.matmul(grad, v.transpose(-1, -2)), probs, 0)
+            probs = probs.abs()
         grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
         factor = q.shape[-1] ** -0.5
         grad_qkv = torch.empty_like(qkv_3BNSK)
@@ -260,6 +265,6 @@ def rotate(qkv_3BNSK: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -
 
 def hidden_tokens(noise: Noise, prob: float, lengths: Sequence[int], size: int, device: torch.device) -> torch.Tensor:
     """hidden_BS: tokens that nobody else sees in this step; the first token of a row is never hidden."""
-    hidden_BS = noise.kept(0, Site.HIDDEN_TOKENS, prob, [size] * len(lengths), device).view(-1, size) == 0
+    hidden_BS = noise.dropped(0, Site.HIDDEN_TOKENS, prob, [size] * len(lengths), device).view(-1, size) == 1
     hidden_BS[:, 0] = False
     return hidden_BS

@@ -50,4 +50,4 @@ class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
         (grad_MV,) = ctx.saved_tensors
-        return grad_MV * grads[0], None
+        return grad_MV.mul_(grads[0]), None  # in place: as large as the logits (a second backward pass is refused)

@@ -9,7 +9,9 @@ and what is kept is scaled by exactly the realised one. On the CPU the bits are 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from typing import Any
 
@@ -20,6 +22,7 @@ import torch
 
 _LEVELS = 65_536
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of a value -> integers as wide
+_WORTH_A_THREAD = 1 << 19  # decisions; fewer take less time than handing them over
 _GOLDEN = 0x9E3779B97F4A7C15  # the step of splitmix64, whose finaliser mixes our keys
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -50,55 +53,40 @@ class Noise:
             example_ids = example_ids.cpu().numpy()
         ids_B = np.asarray(example_ids, dtype=np.int64).view(np.uint64)
         self._keys_B = _mix(_mix(_mix(_word(seed)) + _word(step)) + ids_B)
-        self._bits = np.random.SFC64(0)  # its state is set anew for every row and site
-        self._state = self._bits.state
 
-    def kept(self, layer: int, site: Site, prob: float, counts: Sequence[int], device: torch.device) -> torch.Tensor:
-        """The first counts[b] decisions of every row b, end to end, as int16 for `masked`: -1 keep, 0 drop."""
+    def dropped(self, layer: int, site: Site, prob: float, counts: Sequence[int], device: torch.device) -> torch.Tensor:
+        """The first counts[b] decisions of every row b, end to end, as int8: 1 drop, 0 keep."""
         assert len(counts) == len(self._keys_B), "noise of another batch"
         threshold = _threshold(prob)
         keys_B = _mix(self._keys_B + _word(1 + layer * 16 + site))
         if device.type == "cpu":
-            return self._kept_drawn(keys_B, threshold, counts)
-        return _kept_hashed(keys_B, threshold, counts, device)
-
-    def _kept_drawn(self, keys_B: np.ndarray, threshold: int, counts: Sequence[int]) -> torch.Tensor:
-        dropped = np.empty(sum(counts), dtype=bool)
-        words_B3 = np.stack([_mix(keys_B + _word(i)) for i in (1, 2, 3)], axis=1)
-        start = 0
-        for words, count in zip(words_B3, counts, strict=True):
-            self._state["state"]["state"][:3] = words
-            self._state["state"]["state"][3] = 1
-            self._bits.state = self._state
-            bits = self._bits.random_raw((count + 3) // 4).view(np.uint16)
-            np.less(bits[:count], threshold, out=dropped[start : start + count])
-            start += count
-        return torch.from_numpy(dropped.view(np.int8)).to(torch.int16).sub_(1)
+            return torch.from_numpy(_drawn(keys_B, threshold, counts).view(np.int8))
+        return _dropped_hashed(keys_B, threshold, counts, device)
 
     def drop(self, x_TD: torch.Tensor, prob: float, layer: int, site: Site, lengths: Sequence[int]) -> torch.Tensor:
         """Dropout on rows of lengths[b] tokens each, which stand one after the other."""
         if prob == 0.0:
             return x_TD
         counts = [length * x_TD.shape[1] for length in lengths]
-        kept_TD = self.kept(layer, site, prob, counts, x_TD.device).view_as(x_TD)
-        return _Drop.apply(x_TD, kept_TD, keep_scale(prob))
+        dropped_TD = self.dropped(layer, site, prob, counts, x_TD.device).view_as(x_TD)
+        return _Drop.apply(x_TD, dropped_TD.to(torch.int16).sub_(1), keep_scale(prob))
 
-    def kept_square(
+    def dropped_square(
         self, layer: int, prob: float, lengths: Sequence[int], num_heads: int, width: int | None, size: int, device: Any
     ) -> torch.Tensor:
-        """Attention probabilities to keep, kept_BNSS, or kept_BNSW for a band of `width` columns.
+        """Attention probabilities to drop, dropped_BNSS, or dropped_BNSW for a band of `width` columns.
 
         A row draws only for its real tokens, so that padding does not shift its stream."""
         columns = [width or length for length in lengths]
         counts = [num_heads * length * column for length, column in zip(lengths, columns, strict=True)]
-        flat = self.kept(layer, Site.PROBABILITIES, prob, counts, device)
+        flat = self.dropped(layer, Site.PROBABILITIES, prob, counts, device)
         if all(length == size for length in lengths):
             return flat.view(len(lengths), num_heads, size, width or size)
-        kept_BNSW = flat.new_full((len(lengths), num_heads, size, width or size), -1)
+        dropped_BNSW = flat.new_zeros((len(lengths), num_heads, size, width or size))
         parts = flat.split(counts)
-        for target, part, length, column in zip(kept_BNSW, parts, lengths, columns, strict=True):
+        for target, part, length, column in zip(dropped_BNSW, parts, lengths, columns, strict=True):
             target[:, :length, :column] = part.view(num_heads, length, column)
-        return kept_BNSW
+        return dropped_BNSW
 
 
 def keep_scale(prob: float) -> float:
@@ -107,20 +95,18 @@ def keep_scale(prob: float) -> float:
 
 
 def masked(x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """x where kept, 0 elsewhere: its bits and the mask's, which is many times faster than masked_fill on CPUs."""
+    """x where kept is -1, 0 where it is 0: its bits and the mask's, many times faster than masked_fill on CPUs."""
     kind = _INTEGERS[x.element_size()]
     return (x.view(kind) & kept.to(kind)).view(x.dtype)
 
 
-def marked(probs: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Values that are not negative, with the sign bit as the mark of a dropped one: mask and value in one tensor."""
-    kind = _INTEGERS[probs.element_size()]
-    return (probs.view(kind) | ((kept.to(kind) + 1) << (8 * probs.element_size() - 1))).view(probs.dtype)
+def marked(values: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
+    """Values that are not negative, with the sign bit as the mark of a dropped one: mask and value in one tensor.
 
-
-def kept_by_mark(values: torch.Tensor) -> torch.Tensor:
-    """The mask that `marked` put in."""
-    return (values.view(_INTEGERS[values.element_size()]) >> (8 * values.element_size() - 1)).bitwise_not_()
+    What is kept is then relu(marked), the values are abs(marked), and the gradient of what is kept is relu's."""
+    kind = _INTEGERS[values.element_size()]
+    signs = dropped.to(kind).bitwise_left_shift_(8 * values.element_size() - 1)
+    return signs.bitwise_or_(values.view(kind)).view(values.dtype)
 
 
 class _Drop(torch.autograd.Function):
@@ -154,9 +140,38 @@ def _mix(words: np.ndarray) -> np.ndarray:
     return words ^ (words >> np.uint64(31))
 
 
-def _kept_hashed(keys_B: np.ndarray, threshold: int, counts: Sequence[int], device: torch.device) -> torch.Tensor:
-    kept_BC = (_hashed(keys_B, max(counts), device) < threshold).to(torch.int16).sub_(1)
-    return torch.cat([row[:count] for row, count in zip(kept_BC, counts, strict=True)])
+def _drawn(keys_B: np.ndarray, threshold: int, counts: Sequence[int]) -> np.ndarray:
+    """dropped, bool: rows are independent streams, so any number of threads draws the same."""
+    dropped = np.empty(sum(counts), dtype=bool)
+    words_B3 = np.stack([_mix(keys_B + _word(i)) for i in (1, 2, 3)], axis=1)
+    ends = np.cumsum(counts)
+    num_threads = min(torch.get_num_threads(), len(dropped) // _WORTH_A_THREAD + 1)
+
+    def draw(rows: range) -> None:
+        bits = np.random.SFC64(0)  # its state is set anew for every row
+        state = bits.state
+        for row in rows:
+            state["state"]["state"][:3] = words_B3[row]
+            state["state"]["state"][3] = 1
+            bits.state = state
+            count = counts[row]
+            drawn = bits.random_raw((count + 3) // 4).view(np.uint16)
+            np.less(drawn[:count], threshold, out=dropped[ends[row] - count : ends[row]])
+
+    parts = [range(start, len(counts), num_threads) for start in range(num_threads)]
+    list(_threads(num_threads).map(draw, parts)) if num_threads > 1 else draw(parts[0])
+    return dropped
+
+
+@functools.cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    """numpy draws and compares without Python's lock."""
+    return ThreadPoolExecutor(count, thread_name_prefix="noise")
+
+
+def _dropped_hashed(keys_B: np.ndarray, threshold: int, counts: Sequence[int], device: torch.device) -> torch.Tensor:
+    dropped_BC = (_hashed(keys_B, max(counts), device) < threshold).to(torch.int8)
+    return torch.cat([row[:count] for row, count in zip(dropped_BC, counts, strict=True)])
 
 
 def _hashed(keys_B: np.ndarray, count: int, device: torch.device) -> torch.Tensor:

@@ -109,7 +109,7 @@ def test_dropout_on_probabilities(kernel: str) -> None:
     noise = Noise(1, 2, [3, 4])
     lengths = (10, 7)
     qkv = an_input(2, SIZE)
-    dropped = noise.kept_square(5, 0.4, lengths, HEADS, None, SIZE, CPU) == 0
+    dropped = noise.dropped_square(5, 0.4, lengths, HEADS, None, SIZE, CPU) == 1
     expected = written_out(qkv, lambda row, query, key: key < lengths[row], dropped, keep_scale(0.4))
     found = attend(qkv, Sight(lengths, SIZE, CPU), None, kernel, noise, 0.4, layer=5)
     real = torch.tensor([[p < length for p in range(SIZE)] for length in lengths])[:, None, :, None]

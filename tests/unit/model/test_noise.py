@@ -13,7 +13,7 @@ CPU = torch.device("cpu")
 
 
 def dropped(noise: Noise, counts: list[int], layer: int = 1, site: Site = Site.FFN, prob: float = 0.3) -> torch.Tensor:
-    return noise.kept(layer, site, prob, counts, CPU) == 0
+    return noise.dropped(layer, site, prob, counts, CPU) == 1
 
 
 def test_the_same_keys_give_the_same_noise() -> None:
@@ -79,10 +79,19 @@ def test_masked_is_exact_in_every_precision(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_a_mark_keeps_value_and_mask(dtype: torch.dtype) -> None:
     probs = torch.tensor([0.25, 0.0, 0.0, 1.0], dtype=dtype)
-    kept = torch.tensor([-1, 0, -1, 0], dtype=torch.int16)
-    values = module.marked(probs, kept)
+    values = module.marked(probs, torch.tensor([0, 1, 0, 1], dtype=torch.int8))
     assert torch.equal(values.abs(), probs)
-    assert module.kept_by_mark(values).tolist() == [-1, 0, -1, 0]
+    assert values.signbit().tolist() == [False, True, False, True]
+    assert torch.relu(values).tolist() == [0.25, 0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("num_threads", [2, 3])
+def test_any_number_of_threads_draws_the_same(monkeypatch: pytest.MonkeyPatch, num_threads: int) -> None:
+    counts = [70, 1, 33, 400, 5]
+    alone = dropped(Noise(1, 2, range(5)), counts)
+    monkeypatch.setattr(module, "_WORTH_A_THREAD", 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    assert torch.equal(dropped(Noise(1, 2, range(5)), counts), alone)
 
 
 def test_no_dropout_is_the_input_itself() -> None:
@@ -100,19 +109,19 @@ def test_torchs_and_numpys_global_states_stay() -> None:
 
 
 def test_squares_draw_for_real_tokens_only() -> None:
-    short = Noise(1, 2, [8]).kept_square(0, 0.5, [5], 2, None, 5, CPU)
-    padded = Noise(1, 2, [7, 8]).kept_square(0, 0.5, [9, 5], 2, None, 9, CPU)
+    short = Noise(1, 2, [8]).dropped_square(0, 0.5, [5], 2, None, 5, CPU)
+    padded = Noise(1, 2, [7, 8]).dropped_square(0, 0.5, [9, 5], 2, None, 9, CPU)
     assert torch.equal(padded[1, :, :5, :5], short[0])
-    assert (padded[1, :, 5:] == -1).all()
-    band = Noise(1, 2, [7, 8]).kept_square(0, 0.5, [9, 5], 2, 3, 9, CPU)
-    assert torch.equal(band[1, :, :5], Noise(1, 2, [8]).kept_square(0, 0.5, [5], 2, 3, 5, CPU)[0])
+    assert (padded[1, :, 5:] == 0).all()
+    band = Noise(1, 2, [7, 8]).dropped_square(0, 0.5, [9, 5], 2, 3, 9, CPU)
+    assert torch.equal(band[1, :, :5], Noise(1, 2, [8]).dropped_square(0, 0.5, [5], 2, 3, 5, CPU)[0])
 
 
 def test_the_hash_for_other_devices_keeps_the_promises() -> None:
     """Run on the CPU here: only integer operations that every device has."""
     keys = np.array([12345, 2**63 + 99], dtype=np.uint64)
-    together = module._kept_hashed(keys, 6554, [100_001, 50_000], CPU) == 0
-    alone = module._kept_hashed(keys[1:], 6554, [20_000], CPU) == 0
+    together = module._dropped_hashed(keys, 6554, [100_001, 50_000], CPU) == 1
+    alone = module._dropped_hashed(keys[1:], 6554, [20_000], CPU) == 1
     assert torch.equal(together[100_001:120_001], alone)
     assert abs(together.float().mean().item() - 0.1) < 0.004
     values = module._hashed(np.array([7], dtype=np.uint64), 4, CPU)[0]
