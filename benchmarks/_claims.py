@@ -7,6 +7,7 @@ the name of a figure as its script prints it, with the least that the project pr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 TINY = "--size tiny --rounds 1"
@@ -59,7 +60,15 @@ def _commands() -> list[Command]:
     return found
 
 
-COMMANDS = _commands()
+def _all() -> list[Command]:
+    """Scripts that are not named above run as they are."""
+    found = _commands()
+    named = {command.script for command in found}
+    scripts = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
+    return found + [Command(script) for script in scripts if script not in named]
+
+
+COMMANDS = _all()
 
 
 def _claims() -> dict[str, Claim]:
