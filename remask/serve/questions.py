@@ -69,6 +69,7 @@ class Questions:
         self.network, self.settings, self.heads = loaded.network, loaded.settings, loaded.heads
         self.labels, self.folder = loaded.labels, loaded.folder
         self.tokenizer = tokenizer
+        self.on_text: Callable[[], object] = lambda: None  # called for every text: long ones take their time
         if tokenizer.vocab_size > self.settings.vocab_size:
             raise DataError(
                 f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
@@ -105,6 +106,7 @@ class Questions:
         wanted = None if targets is None else self._targets(targets)
         rows = []
         for text in texts:
+            self.on_text()
             ids = self.tokenizer.encode_marked(text)
             if self.tokenizer.mask_id not in ids:
                 raise NoMaskError(f"{_short(text)}: has no {self.tokenizer.special_names['mask']} to fill")
@@ -117,6 +119,7 @@ class Questions:
             for some_M in positions_M.split(_MASKS_AT_ONCE):
                 scores_MV = self.network.masked_lm(hidden_BSD, some_M).float().softmax(-1)
                 for place, scores, tokens in zip(some_M.tolist(), *self._best(scores_MV, top, wanted), strict=True):
+                    self.on_text()
                     row, column = divmod(place, width)
                     ids = batch.input_ids_BS[row, 1 : int(batch.lengths_B[row]) - 1].cpu().numpy()
                     for score, token in zip(scores, tokens, strict=True):
@@ -314,6 +317,7 @@ class Questions:
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
         found = []
         for text in _several(texts):
+            self.on_text()
             ids, spans = self.tokenizer.encode_with_offsets(text)
             names = tuple(self.tokenizer.token_text(int(token)) for token in ids)
             found.append(Tokens(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
@@ -327,6 +331,7 @@ class Questions:
 
     def row(self, text: str | Pair, long_texts: LongTexts, marked: bool = False) -> Row:
         """A text or pair with its special tokens. `marked`: the mask's name in it is the mask."""
+        self.on_text()
         texts = [text] if isinstance(text, str) else list(text)
         encode = self.tokenizer.encode_marked if marked else self.tokenizer.encode
         return self._joined([encode(part) for part in texts], long_texts, texts[0])

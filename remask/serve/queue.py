@@ -112,17 +112,20 @@ class Queue:
             elif task == "answer":
                 tokens = tokens if tokens <= max_length else 4 * tokens  # windows every quarter of their width
             elif task != "tag":
-                tokens = min(tokens, max_length)
+                tokens = min(tokens, max_length) + _TOKENIZE_SHARE * max(0.0, tokens - max_length)
             total += tokens
         return total
 
     def learn(self, characters: int, tokens: int, seconds: float) -> None:
         """What the engine measured over a group that it has done."""
         if tokens > 0 and seconds > 0:
-            self.tokens_per_second += _NEWEST * (tokens / seconds - self.tokens_per_second)
+            weight = _NEWEST * min(
+                1.0, tokens / _LEAST_BATCH
+            )  # a small group says little about the speed of large ones
+            self.tokens_per_second += weight * (tokens / seconds - self.tokens_per_second)
             if characters > 0:
                 ratio = min(4.0, max(0.05, tokens / characters))
-                self.tokens_per_character += _NEWEST * (ratio - self.tokens_per_character)
+                self.tokens_per_character += weight * (ratio - self.tokens_per_character)
 
     @property
     def batch_tokens(self) -> float:

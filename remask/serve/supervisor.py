@@ -252,7 +252,9 @@ class Supervisor:
         elif child is not self._child:
             return
         elif kind == "ready":
-            self.facts, rate = rest
+            self.facts, rate, notes = rest
+            for note in notes:
+                self._say(note)
             self.queue.tokens_per_second = rate
             child.ready = True
             self._pump()

@@ -29,7 +29,7 @@ from remask.workers import die_with_parent
 
 LOADING_S = 600.0  # reading a large model from a slow disk is no stall
 _IDLE_S = 0.5
-_MAX_MASKS = 32  # of one text: each comes with its candidates and the whole text again
+_MAX_CANDIDATES = 5_000  # for the masks of one text, and of a piece: each comes with the whole text again
 _MAX_NUMBERS = 4_000_000  # of hidden states in one piece
 
 ErrorFacts = tuple[str, str]  # code and message
@@ -72,7 +72,7 @@ def run(link: Connection, deadline: Any, assignment: Assignment, choose_precisio
         link.send(("failed", type(error), str(error)))
         return
     life.beat()
-    link.send(("ready", facts, rate))
+    link.send(("ready", facts, rate, models.notes))
     try:
         while True:
             while not link.poll(_IDLE_S):
@@ -96,6 +96,7 @@ class Models:
         if assignment.settings.threads:
             torch.set_num_threads(assignment.settings.threads)
         self.precision, self._assignment, self._life = precision, assignment, life
+        self.notes: list[str] = []
         self._kept = {name: self._open(path) for name, path in assignment.models.items()}
         self._steps: OrderedDict[str, Any] = OrderedDict()
         self._gone = (0, 0, 0)  # counts of steps that were closed
@@ -105,14 +106,16 @@ class Models:
 
         self._life.beat(LOADING_S)
         settings = self._assignment.settings
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a damaged checkpoint that was passed over: said when serving began
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             model = load(
                 path, device=self._assignment.device, batch_tokens=settings.max_batch_tokens, precision=self.precision
             )
         encoder = model.network.encoder
         for module in (*encoder.attentions, *encoder.ffns):
             module.register_forward_hook(lambda *_: self._life.beat())
+        model.questions.on_text = self._life.beat
+        self.notes += [str(one.message) for one in caught]  # a damaged checkpoint that was passed over
         self._life.beat()
         return model
 
@@ -252,8 +255,9 @@ def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> li
     cut = {"long_texts": options["long_texts"]} if "long_texts" in options else {}
     if task == "fill-mask":
         mask = model.tokenizer.special_names["mask"]
-        if any(text.count(mask) > _MAX_MASKS for text in inputs):
-            raise DataError(f"a text with more than {_MAX_MASKS} masks; send it in parts")
+        counts = [text.count(mask) * options["top_k"] for text in inputs]
+        if max(counts) > _MAX_CANDIDATES or sum(counts) > 10 * _MAX_CANDIDATES:
+            raise DataError(f"{max(counts):,} candidates for one text; ask for fewer (top_k), or send it in parts")
         return [questions.fill_mask(inputs, options["top_k"], options["targets"])]
     if task in ("classify", "pairs"):
         return [questions.classify(inputs, **cut)]

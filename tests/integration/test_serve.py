@@ -186,7 +186,7 @@ def test_a_model_is_chosen_by_id_by_step_or_by_what_it_can_do(served: Served, mo
         ("fill-mask", {"inputs": "no mask here"}, 422, "no_mask", "inputs"),
         ("fill-mask", {"inputs": "a <mask>", "targets": ["notoneofits"]}, 422, "bad_target", "targets"),
         ("fill-mask", {"inputs": "a <mask>", "top_k": 0}, 422, "invalid", "top_k"),
-        ("fill-mask", {"inputs": "<mask>" * 33}, 422, "bad_input", "inputs"),
+        ("fill-mask", {"inputs": "<mask>" * 51, "top_k": 100}, 422, "bad_input", "inputs"),
         ("fill-mask", {"inputs": "a <mask>", "model": "classes"}, 422, "cannot", "model"),
         ("fill-mask", {"inputs": "a <mask>", "model": "absent"}, 404, "unknown_model", "model"),
         ("fill-mask", {}, 422, "invalid", "inputs"),

@@ -116,7 +116,8 @@ def test_one_request_may_not_be_the_work_of_many() -> None:
 
 def test_estimates_follow_the_task() -> None:
     waiting = queue()
-    assert waiting.estimate("embed", "a" * 1_000, 64) == 64
+    assert waiting.estimate("embed", "a" * 50, 64) == 54
+    assert waiting.estimate("embed", "a" * 1_060, 64) == 64 + 20  # the rest is only tokenised
     assert waiting.estimate("tag", "a" * 1_000, 64) == 1_004
     assert waiting.estimate("answer", ("q", "c" * 999), 64) == 4_016
     assert waiting.estimate("tokenize", "a" * 996, 64) == pytest.approx(20)
