@@ -143,10 +143,13 @@ def joined(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iterator[World]:
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
     timeout = datetime.timedelta(seconds=timeout_seconds)
+    patience = max(timeout, datetime.timedelta(seconds=RANK_TIMEOUT_SECONDS))  # machines start at different speeds
     with peers():
-        store, rank, size = next(rendezvous("env://", timeout=timeout))
+        store, rank, size = next(rendezvous("env://", timeout=patience))
         # After a restart the store still has the addresses of processes that are gone: every attempt has its own part.
         store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        store.set(f"here-{rank}", "")
+        store.wait([f"here-{other}" for other in range(size)], patience)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield World(dist.get_rank(), dist.get_world_size())

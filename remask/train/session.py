@@ -217,7 +217,7 @@ class Session:
         try:
             with peers():
                 result = self._gathered(work)
-        except BaseException:
+        except Stopped:  # the own rows are saved next; after any other error nothing is
             self._gathered.release(failed=True)
             raise
         if not torch.is_grad_enabled():
