@@ -158,10 +158,22 @@ def test_layouts_may_change_at_every_resume(tmp_path: Path, tiny_prepared: Path,
 def test_a_divided_run_that_was_stopped_is_bitwise_the_whole_one(
     tmp_path: Path, tiny_prepared: Path, zygote: Zygote, divided: Path
 ) -> None:
+    """Stopped by one rank in the middle of the first evaluation, where averaged weights are in use and gathered."""
     words = (*FSDP, "--set", "train.ema_decay=0.9")
-    code = READ_AND_STOP.format(stop=27, log=f"{tmp_path / 'out'}.read")
+    code = """
+import os
+import remask.objectives as objectives
+from remask import signals
+plain = objectives.held_out
+def held_out(model, batches, lengths):
+    if os.environ["RANK"] == "1":
+        signals._flag.set()
+    return plain(model, batches, lengths)
+objectives.held_out = held_out
+"""
     done = pretrain(zygote, 2, tmp_path / "out", tiny_prepared, *words, code=code)
     assert [end.returncode for end in done] == [75, 75], done[0].stderr
+    assert "stopped in the evaluation after step 25" in done[0].stderr
     succeed(pretrain(zygote, 2, tmp_path / "out", tiny_prepared, *words))
     ours, whole = last_checkpoint(tmp_path / "out"), last_checkpoint(divided)
     tensors = [path.name for path in sorted(whole.glob("*.safetensors"))]
