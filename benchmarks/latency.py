@@ -39,9 +39,7 @@ def open_ours(folder: Path, precision: str, options: argparse.Namespace) -> Run:
     import remask
 
     torch.set_num_threads(options.threads)
-    model = remask.load(folder)
-    if precision == "bf16":
-        model.network.to(torch.bfloat16)
+    model = remask.load(folder, precision=precision)
 
     def run(texts: Sequence[str]) -> Scores:
         answers = model.classify(texts)
