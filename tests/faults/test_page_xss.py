@@ -16,7 +16,7 @@ import pytest
 from ..page_server import PAYLOADS, Server, link, open_page
 
 OWN = "a article button canvas code details div footer form h1 h2 h3 h4 header img input label li main mark noscript ol"
-OWN += " option p pre section select small span summary table tbody td textarea th thead tr ul"
+OWN += " option p pre section select span summary table tbody td textarea th thead tr ul"
 RUNS = ["srcdoc", "action", "formaction", "xlink:href"]
 # Elements that are not the page's own, or carry something that could run.
 FOREIGN = """([own, runs]) => [...document.body.querySelectorAll("*")].filter((element) =>
@@ -58,7 +58,8 @@ def test_typed_and_linked(page_browser: Any, page_server: Server) -> None:
 @pytest.mark.parametrize("task, model, inputs", [
     ("fill-mask", "run", ["text", "targets"]), ("classify", "topics", ["text"]), ("pairs", "topics", ["text", "text2"]),
     ("tag", "names", ["text"]), ("answer", "answers", ["question", "context"]),
-    ("choose", "choices", ["text", "options"]), ("embed", "run", ["texts"]), ("tokenize", "run", ["text"]), ("attention", "run", ["text"]),
+    ("choose", "choices", ["text", "options"]), ("embed", "run", ["texts"]),
+    ("tokenize", "run", ["text"]), ("attention", "run", ["text"]),
 ])  # fmt: skip
 def test_in_every_field(page_browser: Any, page_server: Server, task: str, model: str, inputs: list[str]) -> None:
     """Two at once in every field, where the address brings them; the fields themselves show them as they are."""

@@ -56,7 +56,9 @@ async function call(path, options) {
   if (response.ok && said !== null) return said;
   const message = said?.error?.message ?? `The server answered ${response.status} ${response.statusText}`.trim();
   if (response.status === 401) throw new Trouble("token", token ? "The server does not know this token." : message);
-  if (response.status === 429 || response.status === 503) throw new Trouble("busy", `Busy, try again. ${sentence(message)}`);
+  if (response.status === 429 || response.status === 503) {
+    throw new Trouble("busy", `Busy, try again. ${sentence(message)}`);
+  }
   throw new Trouble("refused", sentence(message));
 }
 

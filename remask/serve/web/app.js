@@ -2,7 +2,7 @@
 // panel.js. The address (after #) holds the task, the models and what was typed, never the token.
 
 import { listModels, setToken } from "./api.js";
-import { count, el } from "./dom.js";
+import { count, el, quiet } from "./dom.js";
 import { Panel } from "./panel.js";
 import { TASKS, tasksOf } from "./tasks.js";
 
@@ -21,7 +21,10 @@ function readModels(list) {
   models.clear();
   for (const model of list) {
     models.set(model.id, model);
-    for (const step of [...(model.steps ?? [])].reverse()) models.set(`${model.id}@${step}`, { ...model, id: `${model.id}@${step}`, step });
+    for (const step of model.steps.toReversed()) {
+      const id = `${model.id}@${step}`;
+      models.set(id, { ...model, id, step });
+    }
   }
 }
 
@@ -46,14 +49,14 @@ function showOthers(value) {
   const others = [...models.keys()].filter((id) => id !== $("model").value);
   offer($("other"), [NOBODY, ...others], ["nothing", ...others], value);
   $("other").closest(".field").hidden = others.length === 0;
-  const lines = chosen().map(facts);
-  $("facts").replaceChildren(...[...new Set(lines)].map((line) => el("span", {}, line)));
+  const lines = chosen().map((model, _, all) => `${all.length > 1 ? `${model.id}: ` : ""}${facts(model)}`);
+  $("facts").replaceChildren(...lines.map((line) => el("span", {}, line)));
 }
 
-function facts(model) {
-  const size = model.parameters >= 1e6 ? `${(model.parameters / 1e6).toFixed(1)}M` : model.parameters.toLocaleString("en");
-  const parts = [`${count(model.num_layers, "layer")} \u00d7 ${model.hidden_size}`, `${size} parameters`, `at most ${model.max_length} tokens`];
-  if (model.step !== null && model.step !== undefined) parts.push(`step ${model.step.toLocaleString("en")}`);
+function facts({ num_layers: layers, hidden_size: width, parameters, max_length: length, step }) {
+  const size = parameters >= 1e6 ? `${(parameters / 1e6).toFixed(1)}M` : parameters.toLocaleString("en");
+  const parts = [`${count(layers, "layer")} \u00d7 ${width}`, `${size} parameters`, `at most ${length} tokens`];
+  if (step !== null) parts.push(`step ${step.toLocaleString("en")}`);
   return parts.join(", ");
 }
 
@@ -71,7 +74,13 @@ function modelChanged() {
 function showTabs(tasks) {
   $("tabs").replaceChildren(...tasks.map((key) => el(
     "button",
-    { type: "button", role: "tab", id: `tab-${key}`, "aria-controls": `panel-${key}`, on: { click: () => openTask(key), keydown: moveTab } },
+    {
+      type: "button",
+      role: "tab",
+      id: `tab-${key}`,
+      "aria-controls": `panel-${key}`,
+      on: { click: () => openTask(key), keydown: moveTab },
+    },
     TASKS[key].name,
   )));
   for (const key of tasks) panelOf(key);
@@ -152,10 +161,11 @@ async function start() {
     readModels(await listModels());
   } catch (trouble) {
     if (trouble.kind === undefined) throw trouble;
-    const again = el("button", { type: "button", class: "quiet", on: { click: start } }, "Try again");
-    const first = trouble.kind === "token" && $("door").hidden; // asking for it says enough
-    if (!first) $("trouble").replaceChildren(el("div", { class: "alert" }, el("p", {}, trouble.message), trouble.kind === "token" ? null : again));
-    if (trouble.kind === "token") askForToken();
+    const token = trouble.kind === "token";
+    const again = token ? null : quiet("Try again", start);
+    const said = el("div", { class: "alert" }, el("p", {}, trouble.message), again);
+    if (!token || !$("door").hidden) $("trouble").replaceChildren(said); // the first time asking for it says enough
+    if (token) askForToken();
     return;
   }
   const opened = !$("door").hidden;

@@ -9,25 +9,30 @@ const SHOWN = 8; // rows of the list of what a token looks at
 /** `tokens` [S], `weights` [S][S] (row: who looks, column: at whom). `memory.row` keeps the choice between answers. */
 export function attention(tokens, weights, memory) {
   let row = Math.min(memory.row ?? 0, tokens.length - 1);
-  const options = tokens.map((token, i) => el("span", { class: "token", role: "option", id: `${memory.id}-${i}` }, el("span", {}, ...readable(token))));
-  const list = el("div", { class: "tokens", role: "listbox", tabindex: "0", "aria-label": "The token that looks" }, ...options);
+  const options = tokens.map((token, i) => {
+    const attributes = { class: "token", role: "option", id: `${memory.id}-${i}` };
+    return el("span", attributes, el("span", {}, ...readable(token)));
+  });
+  const attributes = { class: "tokens", role: "listbox", tabindex: "0", "aria-label": "The token that looks" };
+  const list = el("div", attributes, ...options);
   const targets = el("div", {});
-  const canvas = el("canvas", { class: "map", "aria-hidden": "true", title: "Rows look at columns; choose a row" });
+  const canvas = el("canvas", { class: "map", "aria-hidden": "true" });
 
   function choose(next) {
     row = Math.max(0, Math.min(tokens.length - 1, next));
     memory.row = row;
-    const most = Math.max(...weights[row]); // shades are relative to it; the bars have the numbers
+    const most = Math.max(...weights[row]); // shades and bars are relative to it
     options.forEach((option, i) => {
       option.setAttribute("aria-selected", String(i === row));
       option.style.setProperty("--weight", (most > 0 ? weights[row][i] / most : 0).toFixed(3));
     });
     list.setAttribute("aria-activedescendant", options[row].id);
     const order = weights[row].map((weight, i) => ({ weight, i })).sort((a, b) => b.weight - a.weight);
-    const rows = order.slice(0, SHOWN).map(({ weight, i }) => (
-      { name: [...readable(tokens[i]).map((node) => (typeof node === "string" ? node : node.cloneNode(true))), place(i)], value: weight, text: percent(weight) }
-    ));
-    targets.replaceChildren(bars("What the chosen token looks at", rows, 1));
+    const rows = order.slice(0, SHOWN).map(({ weight, i }) => {
+      const place = el("span", { class: "soft place" }, ` ${i + 1}`);
+      return { name: [...readable(tokens[i]), place], value: weight, text: percent(weight) };
+    });
+    targets.replaceChildren(bars("What the chosen token looks at", rows, most));
     draw(canvas, weights, row);
   }
 
@@ -38,18 +43,20 @@ export function attention(tokens, weights, memory) {
     choose(row + steps[event.key]);
   });
   options.forEach((option, i) => option.addEventListener("click", () => choose(i)));
-  canvas.addEventListener("click", (event) => {
+  const cellAt = (event) => {
     const box = canvas.getBoundingClientRect();
-    choose(Math.floor(((event.clientY - box.top) / box.height) * tokens.length));
+    const place = (share) => Math.max(0, Math.min(tokens.length - 1, Math.floor(share * tokens.length)));
+    return [place((event.clientY - box.top) / box.height), place((event.clientX - box.left) / box.width)];
+  };
+  canvas.addEventListener("click", (event) => choose(cellAt(event)[0]));
+  canvas.addEventListener("pointermove", (event) => {
+    const [y, x] = cellAt(event);
+    canvas.title = `${tokens[y].text} looks at ${tokens[x].text}: ${percent(weights[y][x])}`;
   });
   canvas.addEventListener("redraw", () => draw(canvas, weights, row)); // the colours changed
   choose(row);
   requestAnimationFrame(() => draw(canvas, weights, row)); // colours are known once it is in the page
   return el("div", { class: "attention" }, list, el("div", { class: "halves" }, targets, canvas));
-}
-
-function place(i) {
-  return el("span", { class: "soft place" }, ` ${i + 1}`);
 }
 
 /** Weights as shades of the canvas' own text colour; the chosen row between two lines. */
@@ -64,8 +71,9 @@ function draw(canvas, weights, row) {
   pen.scale(scale, scale);
   pen.clearRect(0, 0, size * cell, size * cell);
   pen.fillStyle = colour;
+  const most = Math.max(...weights.flat()) || 1;
   weights.forEach((line, y) => line.forEach((weight, x) => {
-    pen.globalAlpha = Math.min(1, Math.sqrt(weight)); // the root: small weights would not be seen
+    pen.globalAlpha = Math.sqrt(weight / most); // the root: small weights would not be seen
     pen.fillRect(x * cell, y * cell, cell - 0.5, cell - 0.5);
   }));
   pen.globalAlpha = 1;

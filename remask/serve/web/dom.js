@@ -21,6 +21,11 @@ export function hidden(text) {
   return el("span", { class: "hidden" }, text);
 }
 
+/** A small button beside other things; `work` gets the button. */
+export function quiet(name, work) {
+  return el("button", { type: "button", class: "quiet", on: { click: (event) => work(event.currentTarget) } }, name);
+}
+
 export function percent(share) {
   if (share >= 0.9995) return "100%";
   if (share >= 0.1) return `${(100 * share).toFixed(1)}%`;
@@ -38,7 +43,9 @@ export function count(number, one, many = `${one}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }
 
-const SIGNS = { " ": ["\u00b7", "space"], "\n": ["\u23ce", "newline"], "\t": ["\u21e5", "tab"], "\r": ["\u240d", "return"] };
+const SIGNS = {
+  " ": ["\u00b7", "space"], "\n": ["\u23ce", "newline"], "\t": ["\u21e5", "tab"], "\r": ["\u240d", "return"],
+};
 // Characters without a picture of their own: controls, joiners, direction marks, odd spaces.
 const UNSEEN = /[\p{Cc}\p{Cf}\p{Co}\p{Cn}\p{Zl}\p{Zp}]|[^\S \n\t\r]/u;
 
@@ -58,7 +65,7 @@ export function visible(text) {
       if (text === letter || letter !== " ") nodes.push(hidden(sign[1]));
     } else if (UNSEEN.test(letter)) {
       flush();
-      nodes.push(el("span", { class: "byte" }, `U+${letter.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}`));
+      nodes.push(el("span", { class: "byte" }, `U+${hex(letter.codePointAt(0), 4)}`));
     } else {
       plain += letter;
     }
@@ -77,11 +84,15 @@ export function visibleBytes(bytes) {
       nodes.push(...visible(new TextDecoder().decode(bytes.subarray(at, at + size))));
       at += size;
     } else {
-      nodes.push(el("span", { class: "byte" }, bytes[at].toString(16).toUpperCase().padStart(2, "0")));
+      nodes.push(el("span", { class: "byte" }, hex(bytes[at], 2)));
       at += 1;
     }
   }
   return nodes;
+}
+
+function hex(number, digits) {
+  return number.toString(16).toUpperCase().padStart(digits, "0");
 }
 
 /** How many bytes from `at` on are whole UTF-8 characters. */

@@ -2,14 +2,14 @@
 // Typing asks again after a short rest; a request that is overtaken is aborted and its answer never shown.
 
 import { asCurl, asPython, ask, Trouble } from "./api.js";
-import { el } from "./dom.js";
+import { el, quiet } from "./dom.js";
 import { TASKS } from "./tasks.js";
 
 const REST = 250; // milliseconds without a key before the model is asked
 const SLOW = 200; // milliseconds after which waiting is shown
 
 export class Panel {
-  /** `page`: {models() -> those to ask, changed() -> keep the state, say(text), wantToken(), copyLink(button)}. */
+  /** `page`: {models() -> those to ask, changed() -> keep the state, say(text), wantToken()}. */
   constructor(key, page) {
     this.key = key;
     this.task = TASKS[key];
@@ -19,8 +19,10 @@ export class Panel {
     this.memories = [{ id: `${key}-first` }, { id: `${key}-second` }];
     this.inputs = new Map();
     this.columns = el("div", { class: "columns" });
-    this.results = el("section", { class: "results card", "aria-label": "Answer" }, el("div", { class: "progress", "aria-hidden": "true" }), this.columns);
-    this.form = el("form", { class: "ask", "aria-label": this.task.name, on: { submit: (event) => this.submit(event) } });
+    const progress = el("div", { class: "progress", "aria-hidden": "true" });
+    this.results = el("section", { class: "results card", "aria-label": "Answer" }, progress, this.columns);
+    const submit = (event) => this.submit(event);
+    this.form = el("form", { class: "ask", "aria-label": this.task.name, on: { submit } });
     this.element = el(
       "div",
       { role: "tabpanel", id: `panel-${key}`, "aria-labelledby": `tab-${key}`, hidden: true },
@@ -40,7 +42,7 @@ export class Panel {
       this.inputs.set(field.key, input);
       input.addEventListener("input", () => this.edited(field));
       const made = this.labelled(field, id, input, model);
-      if (["number", "choice", "check"].includes(field.kind) || field.hint) small.push(made);
+      if (["number", "choice", "check"].includes(field.kind) || field.placeholder) small.push(made);
       else this.form.append(made);
     }
     if (small.length) this.form.append(el("div", { class: "row" }, ...small));
@@ -60,19 +62,19 @@ export class Panel {
       return select;
     }
     if (field.kind === "check") return el("input", { id, type: "checkbox" });
-    const input = el("input", field.kind === "number" ? { ...plain, type: "number", min: field.min, max: field.max } : { ...plain, type: "text" });
+    const kind = field.kind === "number" ? { type: "number", min: field.min, max: field.max } : { type: "text" };
+    const input = el("input", { ...plain, ...kind, placeholder: field.placeholder });
     input.value = start;
     return input;
   }
 
   labelled(field, id, input, model) {
-    const hint = field.hint ? el("small", { class: "soft" }, ` ${field.hint}`) : null;
     if (field.kind === "check") return el("label", { class: "check", for: id }, input, el("span", {}, field.label));
-    const label = el("label", { for: id }, field.label, hint);
-    const button = field.masks ? el("button", { type: "button", class: "quiet", on: { click: () => this.insertMask(input) } }, `Insert ${model.mask_token}`) : null;
-    if (button) this.maskButton = button;
+    const label = el("label", { for: id }, field.label);
+    if (field.masks) this.maskButton = quiet(`Insert ${model.mask_token}`, () => this.insertMask(input));
+    const heading = el("div", { class: "heading" }, label, field.masks ? this.maskButton : null);
     const grows = field.kind === "text" || field.kind === "line";
-    return el("div", { class: `field ${grows ? "grow" : "short"}` }, el("div", { class: "heading" }, label, button), input);
+    return el("div", { class: `field ${grows ? "grow" : "short"}` }, heading, input);
   }
 
   insertMask(area) {
@@ -91,8 +93,9 @@ export class Panel {
     for (const [key, input] of this.inputs) {
       if (!given.has(key)) continue;
       const value = given.get(key);
+      const offered = input.tagName !== "SELECT" || [...input.options].some((option) => option.value === value);
       if (input.type === "checkbox") input.checked = value !== "";
-      else if (input.tagName !== "SELECT" || [...input.options].some((option) => option.value === value)) input.value = value;
+      else if (offered) input.value = value;
     }
   }
 
@@ -151,8 +154,10 @@ export class Panel {
 
   body(values, model) {
     const first = this.page.models()[0];
-    const masked = this.task.fields.find((field) => field.masks);
-    const own = masked ? { ...values, [masked.key]: values[masked.key].replaceAll(first.mask_token, model.mask_token) } : values;
+    const own = { ...values };
+    for (const { key, masks } of this.task.fields) {
+      if (masks) own[key] = own[key].replaceAll(first.mask_token, model.mask_token);
+    }
     const body = this.task.request(own, model);
     return body.wait ? body : { model: model.id, ...body };
   }
@@ -160,8 +165,9 @@ export class Panel {
   /** {model, body, found} or {model, body, trouble} or {model, body: {wait}}. */
   async answerOf(part, signal) {
     if (part.body.wait) return part;
-    const needed = this.task.path ?? this.key;
-    if (!part.model.tasks.includes(needed)) return { ...part, trouble: new Trouble("refused", "This model has no such task.") };
+    if (!part.model.tasks.includes(this.task.path ?? this.key)) {
+      return { ...part, trouble: new Trouble("refused", "This model has no such task.") };
+    }
     try {
       const outputs = await ask(this.path, part.body, signal);
       return { ...part, found: this.task.many ? outputs : outputs[0] };
@@ -182,7 +188,8 @@ export class Panel {
     const focused = this.columns.contains(document.activeElement) ? focusPath(this.columns) : null;
     this.columns.replaceChildren(...answers.map((answer, i) => {
       const heading = answers.length > 1 ? el("h3", {}, answer.model.id) : null;
-      return el("article", { class: "column", "aria-label": answer.model.id }, heading, this.content(answer, values, { peak, memory: this.memories[i] }));
+      const content = this.content(answer, values, { peak, memory: this.memories[i] });
+      return el("article", { class: "column", "aria-label": answer.model.id }, heading, content);
     }));
     if (focused) this.columns.querySelectorAll(FOCUSABLE)[focused]?.focus();
     this.page.say(answers.map((answer) => this.spoken(answer, answers.length > 1)).filter(Boolean).join(". "));
@@ -191,10 +198,11 @@ export class Panel {
   content({ model, body, found, trouble }, values, { peak, memory }) {
     if (body.wait) return el("p", { class: "soft" }, body.wait);
     if (trouble) {
-      const again = el("button", { type: "button", class: "quiet", on: { click: () => this.run() } }, "Try again");
+      const again = quiet("Try again", () => this.run());
       return el("div", { class: "alert", role: "alert" }, el("p", {}, trouble.message), again);
     }
-    return this.task.show(found, values, { peak, memory, model, body, copy: (button, text) => this.copy(button, text) });
+    const copy = (button, text) => this.copy(button, text);
+    return this.task.show(found, values, { peak, memory, model, body, copy });
   }
 
   spoken({ model, body, found }, named) {
@@ -207,20 +215,16 @@ export class Panel {
   tools() {
     this.curl = el("pre", { tabindex: "0", role: "region", "aria-label": "curl" });
     this.python = el("pre", { tabindex: "0", role: "region", "aria-label": "Python" });
-    const button = (name, work) => el("button", { type: "button", class: "quiet", on: { click: (event) => work(event.currentTarget) } }, name);
-    this.shown = el("details", {}, el("summary", {}, "Show the request"), el("h3", {}, "curl"), this.curl, el("h3", {}, "Python"), this.python);
-    return el(
+    const parts = [el("h3", {}, "curl"), this.curl, el("h3", {}, "Python"), this.python];
+    this.shown = el("details", {}, el("summary", {}, "Show the request"), ...parts);
+    const buttons = el(
       "div",
-      { class: "tools" },
-      el(
-        "div",
-        { class: "buttons" },
-        button("Copy as curl", (target) => this.copy(target, this.curl.textContent, this.curl)),
-        button("Copy as Python", (target) => this.copy(target, this.python.textContent, this.python)),
-        button("Copy link", (target) => this.copy(target, location.href)),
-      ),
-      this.shown,
+      { class: "buttons" },
+      quiet("Copy as curl", (button) => this.copy(button, this.curl.textContent, this.curl)),
+      quiet("Copy as Python", (button) => this.copy(button, this.python.textContent, this.python)),
+      quiet("Copy link", (button) => this.copy(button, location.href)),
     );
+    return el("div", { class: "tools" }, buttons, this.shown);
   }
 
   writeRequest(body) {

@@ -25,8 +25,8 @@ export function bars(caption, rows, peak) {
 /** A candidate for a mask: words as they are, pieces that join the word before them with a sign for that. */
 export function candidate(text) {
   if (text.startsWith(" ") && text.trim()) return visible(text.slice(1));
-  if (/^\p{L}/u.test(text)) return [el("span", { class: "sign", "aria-hidden": "true" }, "\u2026"), hidden("joined: "), text];
-  return visible(text);
+  if (!/^\p{L}/u.test(text)) return visible(text);
+  return [el("span", { class: "sign", "aria-hidden": "true" }, "\u2026"), hidden("joined: "), text];
 }
 
 /** `text` with pieces [start, end) marked; each mark carries its label as text, colour only supports it. */
@@ -52,16 +52,18 @@ export const KINDS = 6; // colours of style.css
 export function entities(text, found) {
   const labels = [...new Set(found.map((entity) => entity.label))].sort();
   const kindOf = (label) => labels.indexOf(label) % KINDS;
-  if (found.length === 0) return el("div", {}, el("p", { class: "passage" }, text), el("p", { class: "soft" }, "No entities found."));
-  const legend = el(
-    "ul",
-    { class: "legend", "aria-label": "Kinds of entities" },
-    ...labels.map((label) => {
-      const number = found.filter((entity) => entity.label === label).length;
-      return el("li", {}, el("span", { class: `swatch kind-${kindOf(label)}`, "aria-hidden": "true" }), `${label} `, el("span", { class: "soft" }, String(number)));
-    }),
-  );
-  const rows = found.map((entity) => ({ name: `${entity.text} (${entity.label})`, value: entity.score, text: percent(entity.score) }));
+  if (found.length === 0) {
+    return el("div", {}, el("p", { class: "passage" }, text), el("p", { class: "soft" }, "No entities found."));
+  }
+  const kinds = labels.map((label) => {
+    const swatch = el("span", { class: `swatch kind-${kindOf(label)}`, "aria-hidden": "true" });
+    const number = found.filter((entity) => entity.label === label).length;
+    return el("li", {}, swatch, `${label} `, el("span", { class: "soft" }, String(number)));
+  });
+  const legend = el("ul", { class: "legend", "aria-label": "Kinds of entities" }, ...kinds);
+  const rows = found.map(({ text: name, label, score }) => (
+    { name: `${name} (${label})`, value: score, text: percent(score) }
+  ));
   const list = el("details", {}, el("summary", {}, "How sure it is of each"), bars("Entities", rows, 1));
   return el("div", {}, marked(text, found, kindOf), legend, list);
 }
@@ -69,7 +71,8 @@ export function entities(text, found) {
 /** The context with the answer marked in it. */
 export function answer(context, found) {
   if (!found.text) {
-    return el("div", {}, el("p", { class: "verdict" }, "No answer in this context."), el("p", { class: "passage" }, context));
+    const verdict = el("p", { class: "verdict" }, "No answer in this context.");
+    return el("div", {}, verdict, el("p", { class: "passage" }, context));
   }
   return el(
     "div",
