@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remask import artifacts
-from remask.commands import Common, common_options
+from remask.commands import Common, common_options, run_file
 from remask.commands import evaluate_models as models
 from remask.commands import evaluate_zero_shot as zero_shot
 from remask.commands.finetune import is_first_rank
@@ -355,13 +355,12 @@ def _rows(task: str, result: Mapping[str, Any]) -> list[list[str]]:
 
 
 @click.command()
-@click.argument("model")
+@click.argument("word", metavar="RUN.yaml | MODEL")
 @click.option(
     "--tasks",
-    required=True,
     help="Comma-separated: glue, glue:NAME, ner, squad1, squad2, race, wsc, blimp, claims, perplexity.",
 )
-@click.option("--data", required=True, help="Folder with the tasks' files (claims alone: the file).")
+@click.option("--data", help="Folder with the tasks' files (claims alone: the file).")
 @click.option("--text", "texts", multiple=True, help="Perplexity: a text file or prepared data (may be repeated).")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for fine-tuned models and results.json.")
 @click.option("--seeds", type=int, help="Fine-tuning runs a task; the result is their median.")
@@ -376,10 +375,18 @@ def _rows(task: str, result: Mapping[str, Any]) -> list[list[str]]:
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), help="Of training and scoring.")
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @common_options
-def command(common: Common, tasks: str, texts: tuple[str, ...], out: Path | None, **options: Any) -> None:
+def command(
+    common: Common, word: str, tasks: str | None, texts: tuple[str, ...], out: Path | None, **options: Any
+) -> None:
     """Score MODEL on tasks. Where it has no head for one, it is fine-tuned first, in OUT (or the user's cache)."""
-    names = [name.strip() for name in tasks.split(",") if name.strip()]
-    built = common.build(EvaluateRun, None, tasks=names, texts=list(texts) or None, **options)
+    file, model, _ = run_file((word,))
+    names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
+    built = common.build(EvaluateRun, file, model=model, tasks=names, texts=list(texts) or None, **options)
+    for name in ("model", "tasks", "data"):
+        if not getattr(built.run, name):
+            raise UsageError(
+                f"{name} is needed: remask evaluate MODEL --tasks {','.join((*GROUPS, *ZERO_SHOT))} --data DIR"
+            )
     if common.dry_run:
         Evaluation(built.run, out or _user_cache(), common.progress).plan(_expand(built.run.tasks))
         return

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from remask.__main__ import cli
 from remask.commands import evaluate, finetune
 from remask.commands import evaluate_models as models
+from remask.config import runs_folder
 from remask.errors import ConfigError, DataError, MissingInputError, RemaskError, UsageError
 from remask.progress import Progress
 
@@ -298,3 +299,12 @@ def test_the_card_tells_what_was_measured(task_model: Path, tmp_path: Path) -> N
     assert str(tmp_path) not in card
     invoke("export", model, "--to", "hf", "--out", tmp_path / "mine", "--title", "Mine")
     assert "# Mine" in (tmp_path / "mine/README.md").read_text()
+
+
+def test_a_run_file(task_model: Path, tmp_path: Path) -> None:
+    data = write_cola(tmp_path / "glue").parent
+    words = ("evaluate", runs_folder() / "smoke/evaluate.yaml", "--set", f"model={task_model}", "--data", data)
+    values = invoke(*words, "--out", tmp_path / "out")
+    assert (values["tasks"]["glue:cola"]["data"]["train"], values["precision"]) == (32, "fp32")
+    with pytest.raises(UsageError, match="data is needed: remask evaluate MODEL --tasks glue"):
+        invoke(*words[:-2])
