@@ -131,14 +131,17 @@ class Watch:
         self._report = report
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
+        self._is_timed = False
 
     def restore(self) -> None:
         """After a stop: evaluations up to the checkpoint that the loop goes on from count, later ones come again."""
         path = self._folder / "history.json"
+        steps = [int(p.name.removeprefix("step-")) for p in (self._folder / "checkpoints").glob("step-*")]
+        # A budget in minutes is planned by timing one evaluation of the untrained network: that is no score.
+        self._is_timed = self._setup.run.train.minutes is not None and not steps
         if not path.is_file():
             return
         kept = json.loads(path.read_bytes())
-        steps = [int(p.name.removeprefix("step-")) for p in (self._folder / "checkpoints").glob("step-*")]
         self.history = [entry for entry in kept["history"] if entry["step"] <= max(steps, default=0)]
         if kept["best"]["step"] in [entry["step"] for entry in self.history]:
             self.best = kept["best"]
@@ -148,6 +151,9 @@ class Watch:
     def evaluate(self, network: Any) -> dict[str, float]:
         setup = self._setup
         result, step = setup.score(network), self._objective.step
+        if self._is_timed:
+            self._is_timed = False
+            return result["metrics"]
         self.history.append({"step": step, **result["metrics"]})
         if not self.best or result["score"] > self.best["score"]:
             self.best = {"step": step, **result}

@@ -147,6 +147,8 @@ def test_mnli_first_its_second_dev_file_and_the_leaderboard(
     assert [run.task for run in seen] == ["glue:mnli", "glue:rte"]
     # One minute for two runs; RTE starts from MNLI's model.
     assert {run.train.minutes for run in seen} == {0.5}
+    made = json.loads((Path(values["tasks"]["glue:rte"]["model"]).parent / "results.json").read_bytes())
+    assert [entry["step"] for entry in made["runs"][0]["history"]] == [2]  # the untrained network's score is none
     assert Path(seen[1].init) == Path(values["tasks"]["glue:mnli"]["model"]).resolve()
     assert "started from the model of glue:mnli" in values["tasks"]["glue:rte"]["notes"]
     mnli = (values["metrics"]["glue:mnli.accuracy"] + values["metrics"]["glue:mnli-mm.accuracy"]) / 2
