@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from remask import artifacts
+from remask import artifacts, signals
 from remask.config import fingerprint
 from remask.data.examples import Examples, Recipe, block_parts, join, no_examples, sentence_parts
 from remask.data.packing import pack
@@ -81,6 +81,7 @@ def _fill(aside: Path, tokens: Tokens, recipe: Recipe) -> dict[str, Any]:
         total: Counter[str] = Counter()
         num_pieces = 0
         for part_number, part in enumerate(example_parts(source, recipe)):
+            signals.check()  # what is there so far has no name yet, and is made again
             for array, kind in _ARRAYS.items():
                 if (values := getattr(part, array)) is None:
                     continue

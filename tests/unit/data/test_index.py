@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from remask import signals
 from remask.data import examples as examples_module
 from remask.data import index as index_module
 from remask.data import pairs as pairs_module
@@ -21,7 +22,7 @@ from remask.data.examples import Recipe
 from remask.data.index import build_examples, open_index
 from remask.data.settings import DataSettings
 from remask.data.tokens import Tokens
-from remask.errors import OutputError
+from remask.errors import OutputError, Stopped
 
 
 def recipe_of(seed: int = 1, **changes: Any) -> Recipe:
@@ -162,3 +163,16 @@ def test_a_folder_that_cannot_be_written(prepared: Path, tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="cannot be written"):
         open_index(Tokens.open(prepared), recipe_of(), tmp_path / "file" / "index")
+
+
+def test_a_signal_ends_the_building_and_leaves_no_index(prepared: Path, tmp_path: Path, builds: list[str]) -> None:
+    tokens, recipe = Tokens.open(prepared), recipe_of()
+    with signals.catch():
+        signals._flag.set()
+        with pytest.raises(Stopped):
+            open_index(tokens, recipe, tmp_path / "index")
+    assert not list((tmp_path / "index").glob("train-*"))
+    found = open_index(tokens, recipe, tmp_path / "index")
+    assert {name: len(one) for name, one in found.items()} == {
+        name: len(build_examples(source, recipe)) for name, source in tokens.sources.items()
+    }
