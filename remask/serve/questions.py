@@ -69,7 +69,7 @@ class Questions:
         self.network, self.settings, self.heads = loaded.network, loaded.settings, loaded.heads
         self.labels, self.folder = loaded.labels, loaded.folder
         self.tokenizer = tokenizer
-        self.on_text: Callable[[], object] = lambda: None  # called for every text: long ones take their time
+        self.on_text: Callable[[int], object] = lambda size: None  # before work on a text of so many characters
         if tokenizer.vocab_size > self.settings.vocab_size:
             raise DataError(
                 f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
@@ -106,7 +106,7 @@ class Questions:
         wanted = None if targets is None else self._targets(targets)
         rows = []
         for text in texts:
-            self.on_text()
+            self.on_text(len(text))
             ids = self.tokenizer.encode_marked(text)
             if self.tokenizer.mask_id not in ids:
                 raise NoMaskError(f"{_short(text)}: has no {self.tokenizer.special_names['mask']} to fill")
@@ -119,7 +119,7 @@ class Questions:
             for some_M in positions_M.split(_MASKS_AT_ONCE):
                 scores_MV = self.network.masked_lm(hidden_BSD, some_M).float().softmax(-1)
                 for place, scores, tokens in zip(some_M.tolist(), *self._best(scores_MV, top, wanted), strict=True):
-                    self.on_text()
+                    self.on_text(0)
                     row, column = divmod(place, width)
                     ids = batch.input_ids_BS[row, 1 : int(batch.lengths_B[row]) - 1].cpu().numpy()
                     for score, token in zip(scores, tokens, strict=True):
@@ -204,7 +204,9 @@ class Questions:
         from remask.tasks.entities import entities
 
         self._need("tag")
-        words = [[(m.group(), m.start(), m.end()) for m in _WORD.finditer(text)] for text in _several(texts)]
+        size = sum(map(len, _several(texts)))
+        self.on_text(size)
+        words = [[(m.group(), m.start(), m.end()) for m in _WORD.finditer(text)] for text in texts]
         sentences = [
             Sentence(tuple(w for w, _, _ in found), None, _short(t)) for t, found in zip(texts, words, strict=True)
         ]
@@ -219,6 +221,7 @@ class Questions:
             rows,
             Reading("tag", lambda batch, hidden: list(self.network.tag(hidden).float().softmax(-1).cpu().numpy())),
         )
+        self.on_text(size)
         tags = [["O"] * len(sentence.words) for sentence in sentences]
         scores = [[0.0] * len(sentence.words) for sentence in sentences]
         for probs_SC, (number, first, starts) in zip(probs, coded.facts, strict=True):
@@ -243,6 +246,8 @@ class Questions:
         self._need("answer")
         if not pairs:
             return []
+        size = sum(len(q) + len(c) for q, c in pairs)
+        self.on_text(size)
         asked = [Asked(str(i), q, c, (), "", _short(q)) for i, (q, c) in enumerate(pairs)]
         rows = encode_questions(asked, self.tokenizer, self.frame, stride=self.frame.room(2) // 4)
 
@@ -256,6 +261,7 @@ class Questions:
 
         segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
         outputs = yield list(zip(rows.ids, segments, strict=True)), Reading("answer", read)
+        self.on_text(size)
         found = []
         for number, said in enumerate(answers_from_rows(outputs, rows, asked)):
             here = [o for o, window in zip(outputs, rows.facts, strict=True) if window.question == number]
@@ -317,7 +323,7 @@ class Questions:
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
         found = []
         for text in _several(texts):
-            self.on_text()
+            self.on_text(len(text))
             ids, spans = self.tokenizer.encode_with_offsets(text)
             names = tuple(self.tokenizer.token_text(int(token)) for token in ids)
             found.append(Tokens(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
@@ -331,8 +337,8 @@ class Questions:
 
     def row(self, text: str | Pair, long_texts: LongTexts, marked: bool = False) -> Row:
         """A text or pair with its special tokens. `marked`: the mask's name in it is the mask."""
-        self.on_text()
         texts = [text] if isinstance(text, str) else list(text)
+        self.on_text(sum(map(len, texts)))
         encode = self.tokenizer.encode_marked if marked else self.tokenizer.encode
         return self._joined([encode(part) for part in texts], long_texts, texts[0])
 

@@ -14,7 +14,7 @@ import traceback
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from remask.workers import die_with_parent
 
 LOADING_S = 600.0  # reading a large model from a slow disk is no stall
 _IDLE_S = 0.5
+_CHARACTERS_PER_S = 40_000  # in Python and the tokenizer, on a slow machine that is busy
 _MAX_CANDIDATES = 5_000  # for the masks of one text, and of a piece: each comes with the whole text again
 _MAX_NUMBERS = 4_000_000  # of hidden states in one piece
 
@@ -54,7 +55,11 @@ class Life:
         self._deadline, self._stall_s = deadline, stall_s
 
     def beat(self, seconds: float = 0.0) -> None:
-        self._deadline.value = time.monotonic() + max(seconds, self._stall_s)
+        self._deadline.value = time.monotonic() + self._stall_s + seconds
+
+    def text(self, size: int) -> None:
+        """Before work on a text: until its tokens are there no layer tells of progress."""
+        self.beat(size / _CHARACTERS_PER_S)
 
 
 def run(link: Connection, deadline: Any, assignment: Assignment, choose_precision: Callable[[str, str], str]) -> None:
@@ -114,7 +119,7 @@ class Models:
         encoder = model.network.encoder
         for module in (*encoder.attentions, *encoder.ffns):
             module.register_forward_hook(lambda *_: self._life.beat())
-        model.questions.on_text = self._life.beat
+        model.questions.on_text = self._life.text
         self.notes += [str(one.message) for one in caught]  # a damaged checkpoint that was passed over
         self._life.beat()
         return model
@@ -262,9 +267,9 @@ def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> li
     if task in ("classify", "pairs"):
         return [questions.classify(inputs, **cut)]
     if task == "tag":
-        return [questions.tag(inputs)]
+        return [questions.tag([text]) for text in inputs]
     if task == "answer":
-        return [questions.answers(inputs)]
+        return [questions.answers([pair]) for pair in inputs]
     if task == "choose":
         return [questions.choose(text, offered, **cut) for text, offered in inputs]
     if task == "embed":
@@ -280,14 +285,20 @@ def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> li
 def written(model: Any, task: str, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[bytes]:
     """The answers of a piece as JSON, one for each input."""
     if task == "tokenize":
-        return [_json({**asdict(one), "bytes": _bytes(model, one.ids)}) for one in model.tokenize(inputs)]
+        return [_tokens(model, text) for text in inputs]
     if task == "choose":
         return [_json(one) for one in said]
     if task == "rank":
         return [_json(one[: options["top_k"]]) for one in said]
     if task == "encode":
         return [_json(one) for one in _encoded(model, inputs, options, said[0])]
-    return [_json(one) for one in said[0]]
+    return [_json(one) for answers in said for one in answers]
+
+
+def _tokens(model: Any, text: str) -> bytes:
+    (one,) = model.tokenize([text])
+    model.questions.on_text(len(text))
+    return _json({"ids": one.ids, "tokens": one.tokens, "spans": one.spans, "bytes": _bytes(model, one.ids)})
 
 
 def _encoded(model: Any, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[dict[str, Any]]:

@@ -406,6 +406,15 @@ def test_an_engine_that_stops_answering_is_replaced(watched: Served, fault: sign
     assert b"spawn_main" not in command_line(before)
 
 
+def test_the_heaviest_requests_that_are_taken_do_not_look_like_a_stall(watched: Served) -> None:
+    restarts = watched.ask("/health")[1]["restarts"]
+    long = "Mary jumps " * 18_000
+    assert len(watched.outputs("tokenize", [long] * 3)) == 3
+    assert len(watched.outputs("embed", [long] * 9, long_texts="cut")) == 9
+    assert len(watched.outputs("fill-mask", ["The <mask>"] * 100, top_k=100)) == 100
+    assert watched.ask("/health")[1] == {"status": "ok", "restarts": restarts}
+
+
 def test_what_the_engine_had_in_hand_is_answered_503_and_what_waits_is_kept(watched: Served) -> None:
     async def main() -> list[int]:
         inputs = watched.metric("inputs_total")
