@@ -53,6 +53,15 @@ class World:
         """Whether any rank says so: what all must do together (stop, skip)."""
         return self.sums([float(flag)])[0] > 0 if self.size > 1 else flag
 
+    def all_of(self, values: Sequence[int]) -> list[int]:
+        """The values of all ranks, in the order of the ranks."""
+        if self.size == 1:
+            return list(values)
+        boxes: list[list[int]] = [[] for _ in range(self.size)]
+        with peers():
+            dist.all_gather_object(boxes, list(values))
+        return [value for box in boxes for value in box]
+
     def add_gradients(self, parameters: Sequence[Tensor]) -> None:
         """Sum the gradients over the ranks. A rank without rows for a parameter adds zero; what no rank has a gradient
         for (the head of a task whose turn it is not) has none after either, as with one rank."""

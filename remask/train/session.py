@@ -274,7 +274,7 @@ class Session:
         tokens = int(self.world.sums([float(sum(batch.num_tokens for batch in micro_batches))])[0])
         self.tokens += tokens
         self._window_tokens += tokens
-        examples = _example_ids(micro_batches)
+        examples = self.world.all_of(_example_ids(micro_batches))
         self._since.add(examples)
         if reason:
             self.guard.record_skip(self.step, reason, examples)

@@ -218,6 +218,8 @@ objectives.Pretraining.__call__ = spoiled
     succeed(pretrain(zygote, 2, tmp_path / "out", tiny_prepared, *FSDP, "--set", "train.steps=8", code=code))
     lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line.get("event") == "skipped"] == [5]
+    (skipped,) = json.loads((last_checkpoint(tmp_path / "out") / "state.json").read_text())["guard"]["skipped"]
+    assert len(set(skipped["examples"])) == 8  # those of all ranks
     weights = load_file(last_checkpoint(tmp_path / "out") / "model.safetensors")
     assert all(tensor.isfinite().all() for tensor in weights.values())
 

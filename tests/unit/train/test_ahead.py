@@ -42,6 +42,7 @@ def taken(ahead: Ahead, count: int) -> list[int]:
     cursor, found = {"at": 0}, []
     for _ in range(count):
         batches, cursor = ahead.take(cursor)
+        assert batches[0].example_ids_B is not None
         found.append(int(batches[0].example_ids_B[0]))
     return found
 
