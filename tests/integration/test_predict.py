@@ -233,6 +233,21 @@ def test_questions_and_choices(models: dict[str, Path], tmp_path: Path) -> None:
     assert 1 / 3 < found[3]["score"] <= 1
 
 
+def test_bf16_says_nearly_the_same(models: dict[str, Path], tmp_path: Path) -> None:
+    from remask.train.precision import probe
+
+    works, reason = probe("bf16")
+    if not works:
+        pytest.skip(f"no bf16 here: {reason}")
+    file = write_jsonl(tmp_path / "in.jsonl", [{"body": text} for text in texts(40)])
+    for precision in ("fp32", "bf16"):
+        done = ask(models["classify"], file, tmp_path / f"{precision}.jsonl", precision=precision, scores=True)
+        assert done["precision"] == precision
+    exact, near = ([row["scores"]["yes"] for row in read_jsonl(tmp_path / f"{p}.jsonl")] for p in ("fp32", "bf16"))
+    assert exact != near
+    assert near == pytest.approx(exact, abs=0.05)
+
+
 # ---------------------------------------------------------------------------------------------------- bad rows
 
 

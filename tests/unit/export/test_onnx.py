@@ -90,6 +90,9 @@ def test_the_folder_holds_what_tools_look_for_and_its_card_runs(traced: Path, cl
         "mit",
     )
     assert "# Mine" in text
+    transformers = pytest.importorskip("transformers")
+    assert transformers.AutoConfig.from_pretrained(traced).id2label == {0: "bad", 1: "good"}
+    assert len(transformers.AutoTokenizer.from_pretrained(traced)("A text.")["input_ids"]) > 2
     said = [label.label for label in remask.load(classifier).classify(["A text.", "Another, longer text."])]
     assert run_card(traced).strip() == str(said)
 
