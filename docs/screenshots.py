@@ -27,7 +27,7 @@ START_SECONDS = 120
 
 
 class Picture(NamedTuple):
-    """What is open in it, how large, in which colours; beside the first training step or not; keys pressed at the end."""
+    """What is open in it, how large, in which colours, beside the first training step or not; keys pressed last."""
 
     task: str
     inputs: dict[str, str]
@@ -45,7 +45,7 @@ PICTURES = {
     "page-fill-mask": Picture(
         "fill-mask", {"text": "If <mask> is given, return a new <mask>.", "top": "5"}, height=760
     ),
-    "page-compare": Picture("fill-mask", {"text": SENTENCE}, height=780, scheme="dark", compares=True),
+    "page-compare": Picture("fill-mask", {"text": SENTENCE}, height=860, scheme="dark", compares=True),
     "page-classify": Picture("classify", {"text": PASSAGE}, model="libraries"),
     "page-tokens": Picture("tokenize", {"ids": "1"}, height=560, scheme="dark"),
     "page-attention": Picture(

@@ -306,6 +306,20 @@ def test_errors_are_shown_decently(page_browser: Any, page_server: Server) -> No
         page.context.set_offline(False)
 
 
+def test_a_long_text_is_cut_only_when_asked_for(page_browser: Any, page_server: Server) -> None:
+    long = "fox " * 400
+    with open_page(page_browser, page_server.address + link("classify", "topics", text=long)) as (page, _):
+        settled(page)
+        results(page).get_by_role("button", name="Cut it to fit").click()
+        settled(page)
+        said = page_server.post("classify", model="topics", inputs=long, long_texts="cut")[0]
+        assert rows(page)[0][1] == percent(said["score"])
+        assert "are cut" in results(page).inner_text()
+        results(page).get_by_role("button", name="Do not cut").click()
+        settled(page)
+        assert results(page).get_by_role("alert").count() == 1
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_serious_fault_for_assistive_technology(page_browser: Any, page_server: Server, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe is not installed").Axe()

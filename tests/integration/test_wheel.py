@@ -1,4 +1,4 @@
-"""The wheel carries the run files: installed elsewhere, it builds bases and runs a quickstart of seconds."""
+"""The wheel carries the run files and the page: installed elsewhere, it builds bases and runs a quickstart of seconds."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ def test_a_wheel_installed_elsewhere_works(tmp_path: Path) -> None:
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     subprocess.run([*pip, "install", "--no-deps", "--target", str(tmp_path / "site"), str(wheel)], check=True)
+    web = Path("remask/serve/web")
+    assert {p.name for p in (tmp_path / "site" / web).iterdir()} == {p.name for p in (ROOT / web).iterdir()}
     texts = tmp_path / "texts"
     texts.mkdir()
     for number in range(60):

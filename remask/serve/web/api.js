@@ -3,7 +3,7 @@
 
 const TOKEN_KEY = "remask-token";
 
-/** What went wrong, for people: `kind` is busy, offline, token or refused. */
+/** What went wrong, for people: `kind` is busy, offline, token, long (a text beyond the model's length) or refused. */
 export class Trouble extends Error {
   constructor(kind, message) {
     super(message);
@@ -59,7 +59,7 @@ async function call(path, options) {
   if (response.status === 429 || response.status === 503) {
     throw new Trouble("busy", `Busy, try again. ${sentence(message)}`);
   }
-  throw new Trouble("refused", sentence(message));
+  throw new Trouble(said?.error?.code === "text_too_long" ? "long" : "refused", sentence(message));
 }
 
 function parsed(text) {

@@ -104,6 +104,7 @@ function openTask(key) {
     tab.tabIndex = selected ? 0 : -1;
   }
   for (const [name, panel] of panels) panel.element.hidden = name !== key;
+  document.title = `${TASKS[key].name} \u00b7 ${$("model").value} \u00b7 remask`;
   keepState();
   panelOf(key).run();
 }

@@ -16,6 +16,7 @@ export class Panel {
     this.page = page;
     this.path = `v1/${this.task.path ?? key}`;
     this.ticket = 0;
+    this.cut = false;
     this.memories = [{ id: `${key}-first` }, { id: `${key}-second` }];
     this.inputs = new Map();
     this.columns = el("div", { class: "columns" });
@@ -50,7 +51,7 @@ export class Panel {
 
   input(field, id, model) {
     const start = field.masks ? field.start.replaceAll("<mask>", model.mask_token) : field.start;
-    const plain = { id, autocomplete: "off", spellcheck: "false" };
+    const plain = { id, autocomplete: "off", spellcheck: "false", dir: "auto" };
     if (field.kind === "text") {
       const area = el("textarea", { ...plain, rows: field.rows });
       area.value = start;
@@ -159,7 +160,7 @@ export class Panel {
       if (masks) own[key] = own[key].replaceAll(first.mask_token, model.mask_token);
     }
     const body = this.task.request(own, model);
-    return body.wait ? body : { model: model.id, ...body };
+    return body.wait ? body : { model: model.id, ...body, ...(this.cut ? { long_texts: "cut" } : {}) };
   }
 
   /** {model, body, found} or {model, body, trouble} or {model, body: {wait}}. */
@@ -199,10 +200,21 @@ export class Panel {
     if (body.wait) return el("p", { class: "soft" }, body.wait);
     if (trouble) {
       const again = quiet("Try again", () => this.run());
-      return el("div", { class: "alert", role: "alert" }, el("p", {}, trouble.message), again);
+      const cut = trouble.kind === "long" && this.task.cuts ? quiet("Cut it to fit", () => this.setCut(true)) : null;
+      const buttons = el("div", { class: "buttons" }, cut, again);
+      return el("div", { class: "alert", role: "alert" }, el("p", {}, trouble.message), buttons);
     }
     const copy = (button, text) => this.copy(button, text);
-    return this.task.show(found, values, { peak, memory, model, body, copy });
+    const shown = this.task.show(found, values, { peak, memory, model, body, copy });
+    if (!this.cut) return shown;
+    const stop = quiet("Do not cut", () => this.setCut(false));
+    return el("div", {}, shown, el("p", { class: "soft" }, `Texts beyond ${model.max_length} tokens are cut. `, stop));
+  }
+
+  /** Nothing is cut unless asked for: an answer about half a text must not look like one about all of it. */
+  setCut(cut) {
+    this.cut = cut;
+    this.run();
   }
 
   spoken({ model, body, found }, named) {

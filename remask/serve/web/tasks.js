@@ -2,7 +2,8 @@
 // request(values, model) -> the body, or {wait} with a hint while something is missing.
 // show(answer, values, context) -> an element; `values` are those of now, context.body has what the answer is to.
 // say(answer) -> the same in a sentence for screen readers.
-// A field with `local` changes only what is shown; `many`: each line is an input of its own; `wide`: wants the width.
+// A field with `local` changes only what is shown. `many`: each line is an input of its own; `wide`: wants the width;
+// `cuts`: the server can be told to cut long texts.
 
 import { attention, headWeights } from "./attention.js";
 import { count, decimal, el, percent, quiet } from "./dom.js";
@@ -58,21 +59,23 @@ function sayLabel({ label, score }) {
 
 const classify = {
   name: "Classify",
+  cuts: true,
   fields: [text("text", "Text", 5, "The delivery came early and everything works.")],
-  request: (values) => (values.text.trim() ? { inputs: values.text, long_texts: "cut" } : wait("Write a text.")),
+  request: (values) => (values.text.trim() ? { inputs: values.text } : wait("Write a text.")),
   show: showLabel,
   say: sayLabel,
 };
 
 const pairs = {
   name: "Pairs",
+  cuts: true,
   fields: [
     text("text", "First text", 3, "A man is playing a guitar."),
     text("text2", "Second text", 3, "Somebody is making music."),
   ],
   request({ text: first, text2: second }) {
     if (!first.trim() || !second.trim()) return wait("Write both texts.");
-    return { inputs: { text: first, text2: second }, long_texts: "cut" };
+    return { inputs: { text: first, text2: second } };
   },
   show: showLabel,
   say: sayLabel,
@@ -105,6 +108,7 @@ const answerTask = {
 
 const choose = {
   name: "Choose",
+  cuts: true,
   fields: [
     text("text", "Text and question", 4, "It rained all night. What is the street like in the morning?"),
     text("options", "Options, one a line", 4, "It is wet.\nIt is dusty.\nIt is closed."),
@@ -112,7 +116,7 @@ const choose = {
   request(values) {
     const options = lines(values.options);
     if (!values.text.trim() || options.length < 2) return wait("Write a text and at least two options.");
-    return { inputs: { text: values.text, options }, long_texts: "cut" };
+    return { inputs: { text: values.text, options } };
   },
   show({ index, scores }, _, { body }) {
     return bars("Options", scores.map((share, i) => row(body.inputs.options[i], share, i === index)), 1);
@@ -124,10 +128,11 @@ const TEXTS = "Read the contents of a path from disk.\nSort a list of numbers.\n
 
 const rank = {
   name: "Rank",
+  cuts: true,
   fields: [line("query", "Query", "How do I open a file?"), text("texts", "Texts to rank, one a line", 6, TEXTS)],
   request({ query, texts }) {
     if (!query.trim() || !lines(texts).length) return wait("Write a query and the texts.");
-    return { inputs: { query, texts: lines(texts) }, long_texts: "cut" };
+    return { inputs: { query, texts: lines(texts) } };
   },
   show(found) {
     const rows = found.map((one) => ({ name: one.text, value: one.score, text: decimal(one.score) }));
@@ -139,10 +144,11 @@ const rank = {
 
 const embed = {
   name: "Embed",
+  cuts: true,
   many: true,
   fields: [text("texts", "Texts, one a line", 6, "A cat sleeps.\nThe kitten is resting.\nStocks fell on Monday.")],
   request({ texts }) {
-    return lines(texts).length ? { inputs: lines(texts), long_texts: "cut" } : wait("Write one text a line.");
+    return lines(texts).length ? { inputs: lines(texts) } : wait("Write one text a line.");
   },
   show(vectors, _, { body, copy }) {
     return el(
