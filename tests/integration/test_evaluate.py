@@ -310,3 +310,20 @@ def test_a_run_file(task_model: Path, tmp_path: Path) -> None:
     assert (values["tasks"]["glue:cola"]["data"]["train"], values["precision"]) == (32, "fp32")
     with pytest.raises(UsageError, match="data is needed: remask evaluate MODEL --tasks glue"):
         invoke(*words[:-2])
+
+
+def test_pronouns_ranked_by_a_margin(task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = trainings(monkeypatch)
+    for name, count in (("train", 24), ("val", 8)):
+        lines = []
+        for number in range(count):
+            text = f"The {WORDS[number % 5]} saw the {WORDS[5 + number % 5]} when it was new ."
+            target = {"span1_text": f"The {WORDS[number % 5]}", "span1_index": 0, "span2_text": "it", "span2_index": 6}
+            lines.append(json.dumps({"text": text, "target": target, "label": number % 2 == 0, "idx": number}))
+        write_lines(tmp_path / f"WSC/{name}.jsonl", lines)
+    values = invoke("evaluate", task_model, "--tasks", "wsc", "--data", tmp_path, *FAST, "--out", tmp_path / "out")
+    assert seen[0].loss.choice == "margin"
+    result = values["tasks"]["wsc"]
+    assert set(result["metrics"]) == {"accuracy", "pair_accuracy"}
+    assert result["data"]["train"] == 12
+    assert "12 examples are false or have one candidate only: not trained on" in result["notes"]
