@@ -178,7 +178,14 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
     app.add_exception_handler(Exception, _internal)
     if token is not None:
         _document_token(app)
-    return Guard(app, settings=service.engine.settings, token=token, hosts=hosts, refuse_early=service.refuse_early)
+    return Guard(
+        app,
+        settings=service.engine.settings,
+        token=token,
+        hosts=hosts,
+        refuse_early=service.refuse_early,
+        is_draining=lambda: service.draining,
+    )
 
 
 def _handler(service: Service, task: str, kind: type[Asked]) -> Callable[..., Awaitable[Response]]:
@@ -188,8 +195,6 @@ def _handler(service: Service, task: str, kind: type[Asked]) -> Callable[..., Aw
         service.metrics.add("requests_total", task=task, status=str(response.status_code))
         if response.status_code == 200:
             service.metrics.observe(task, time.perf_counter() - began)
-        if service.draining:
-            response.headers["Connection"] = "close"
         return response
 
     handler.__annotations__["body"] = kind  # what FastAPI reads

@@ -60,10 +60,11 @@ class Guard:
         token: str | None,
         hosts: frozenset[str] | None,
         refuse_early: Callable[[], None],
+        is_draining: Callable[[], bool],
     ) -> None:
         self.app, self.settings, self.hosts = app, settings, hosts
         self.credential = None if token is None else f"Bearer {token}".encode()
-        self.refuse_early = refuse_early
+        self.refuse_early, self.is_draining = refuse_early, is_draining
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -76,7 +77,8 @@ class Guard:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
-                message["headers"] = [*message.get("headers", []), *HEADERS]
+                last = [(b"connection", b"close")] if self.is_draining() else []
+                message["headers"] = [*message.get("headers", []), *HEADERS, *last]
             async with asyncio.timeout(self.settings.write_timeout_s):
                 await send(message)
 

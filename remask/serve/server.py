@@ -7,12 +7,12 @@ a signal when every request that reached it is answered. Beyond loopback it only
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,7 @@ from remask.serve.metrics import Metrics
 from remask.serve.settings import ServeSettings
 from remask.serve.supervisor import Supervisor
 
-_LAST_CALL_S = 0.3  # after a signal: time for connections on their way; answers now say that they are the last
+_LAST_CALL_S = 0.5  # after a signal: time for requests on their way; answers now say that they are the last
 _KEEP_ALIVE_S = 10
 
 
@@ -126,7 +126,6 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, service: Service, on_ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._service, self._on_ready = service, on_ready
-        self._asked_to_stop: float | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -139,11 +138,28 @@ class _Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         if signals.requested():
-            self._service.draining = True
-            self._asked_to_stop = self._asked_to_stop or time.monotonic()
-            self.should_exit = time.monotonic() - self._asked_to_stop > _LAST_CALL_S
+            self._service.draining = self.should_exit = True
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._stop_listening(sockets or [])
+        # Requests on connections that exist are still read, each answer closes its connection; idle ones are closed next.
+        await asyncio.sleep(_LAST_CALL_S)
         await super().shutdown(sockets)
         await self._service.engine.stop()
+
+    async def _stop_listening(self, sockets: list[socket.socket]) -> None:
+        """In a timer's own callback: those run right after pending connections were accepted, so that none is reset."""
+        loop = asyncio.get_running_loop()
+        closed = loop.create_future()
+
+        def close() -> None:
+            for server in self.servers:
+                server.close()
+            for one in sockets:
+                one.close()
+            self.servers = []
+            closed.set_result(None)
+
+        loop.call_later(0, close)
+        await closed

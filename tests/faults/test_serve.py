@@ -453,6 +453,34 @@ def test_a_signal_drains_and_a_second_one_ends_at_once(models: dict[str, Path]) 
         server.until(lambda: not any(b"spawn_main" in command_line(pid) for pid in below))
 
 
+def test_clients_that_never_rest_lose_nothing_in_a_drain(models: dict[str, Path]) -> None:
+    """Connections that are used all the time: each gets an answer that says it is the last."""
+
+    async def client(port: int) -> list[int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        statuses, headers = [], {}
+        while headers.get("connection") != "close" and 0 not in statuses:
+            try:
+                writer.write(post("embed", {"inputs": "The dog"}))
+                status, headers, _ = await answer_of(reader)
+            except (ConnectionError, asyncio.IncompleteReadError):
+                status = 0
+            statuses.append(status)
+        writer.close()
+        return statuses
+
+    async def main(server: Served) -> list[list[int]]:
+        tasks = [asyncio.ensure_future(client(server.port)) for _ in range(20)]
+        await asyncio.sleep(0.5)
+        os.kill(server.process.pid, signal.SIGTERM)
+        return await asyncio.gather(*tasks)
+
+    with serving(models["lm"]) as server:
+        for statuses in asyncio.run(main(server)):
+            assert set(statuses) == {200}
+        assert server.process.wait(20) == 0
+
+
 # ------------------------------------------------------------------------------------ 25, 26: ids, beyond loopback
 
 
