@@ -23,6 +23,12 @@ _RECIPE = (
     "optimizer",
     "precision",
 )
+_OWN = {
+    "classify": "A classifier of texts", "pair": "A classifier of pairs of texts",
+    "regress": "A model that rates texts",
+    "multilabel": "A model that labels texts", "ner": "A model that finds entities",
+    "qa": "A model that answers questions about passages", "choice": "A model that chooses answers",
+}  # fmt: skip
 
 
 def task_card(values: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,14 +52,17 @@ def task_card(values: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, An
         "seeds": ", ".join(str(seed) for seed in seeds["seeds"]),
     }
     return {
-        "title": f"A model for {values['task']}",
-        "description": f"Fine-tuned with remask on {values['task']}. "
-        f"The figures are medians over {seeds['count']} seed(s) on the dev data; these weights are those of the best.",
+        "title": _OWN.get(values["task"], f"A model for {values['task']}"),
+        "description": f"Fine-tuned with remask. The figures are of the dev data{_over(seeds['count'])}.",
         "data": data,
         "metrics": metrics,
         "training": training,
         "limits": _limits(values),
     }
+
+
+def _over(count: int) -> str:
+    return f", medians over {count} seeds; these weights are those of the best one" if count > 1 else ", with one seed"
 
 
 def _limits(values: Mapping[str, Any]) -> list[str]:

@@ -169,7 +169,8 @@ def _texts_problem(
         if task not in TASKS and count / len(train.examples) > UNEVEN_SHARE:
             metric = "macro_f1"
             notes.append(
-                f"{count / len(train.examples):.0%} of the training rows are {often!r}: models are chosen by macro F1"
+                f"{count / len(train.examples):.0%} of the training rows are {often!r}: models are chosen by macro F1 "
+                "(loss.class_weights=balanced lets rare classes count more)"
             )
     return Problem(task, kind, labels, metric, train.examples, dev.examples, tuple(notes), facts)
 

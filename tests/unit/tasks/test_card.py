@@ -34,6 +34,8 @@ def test_a_classifiers_card() -> None:
         "examples trained on": 80, "examples scored": 20, "training file": "my.csv", "left out, empty text": 2,
         "class a": "60 examples", "class b": "20 examples",
     }  # fmt: skip
+    assert card["title"] == "A classifier of texts"
+    assert "medians over 2 seeds" in card["description"]
     assert card["metrics"] == {"accuracy": "0.9000 (0.8500 to 0.9500)"}
     assert card["training"]["epochs"] == 3.0
     assert "learning_rate" not in card["training"]
