@@ -108,7 +108,21 @@ def open_problem(
         problem = _open_own(task, kind, table, train, dev)
     problem = _with_fewer(problem, "train", max_train, "trained on")
     problem = _with_fewer(problem, "dev", max_dev, "scored on")
-    return replace(problem, facts={"train": len(problem.train), "dev": len(problem.dev), **problem.facts})
+    return replace(
+        problem, facts={"train": len(problem.train), "dev": len(problem.dev), **problem.facts, **_shares(problem)}
+    )
+
+
+def _shares(problem: Problem) -> dict[str, Any]:
+    """Of a classifier: how many examples each class has, and how good it is to say the most frequent one always."""
+    if problem.kind != "classify":
+        return {}
+    counts = Counter(e.label for e in problem.train)
+    often = counts.most_common(1)[0][0]
+    return {
+        "classes": {name: counts[name] for name in problem.labels},
+        "majority_accuracy": sum(e.label == often for e in problem.dev) / len(problem.dev),
+    }
 
 
 def _with_fewer(problem: Problem, part: str, most: int | None, words: str) -> Problem:
@@ -161,11 +175,9 @@ def _texts_problem(
         notes.append(f"{repeated:,} of {len(dev.examples):,} dev texts are also in the training data")
     if kind == "classify":
         shares = Counter(e.label for e in train.examples)
-        facts["classes"] = {name: shares[name] for name in labels}
         if unsure := _with_several_labels(train):
             notes.append(f"{unsure:,} training texts are there with different labels")
         often, count = shares.most_common(1)[0]
-        facts["majority_accuracy"] = sum(e.label == often for e in dev.examples) / len(dev.examples)
         if task not in TASKS and count / len(train.examples) > UNEVEN_SHARE:
             metric = "macro_f1"
             notes.append(

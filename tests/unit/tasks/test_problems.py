@@ -68,6 +68,12 @@ def test_rare_classes_weigh_more(tmp_path: Path) -> None:
     rows = "text,label\n" + "".join(f"t{i},{'a' if i % 4 else 'b'}\n" for i in range(40))
     path = write(tmp_path / "t.csv", rows)
     problem = opened("classify", path, path)
+    assert problem.facts["classes"] == {"a": 30, "b": 10}
+    fewer = problems.open_problem(
+        "classify", TableSettings(), train=path, dev=path, folder=None, max_train=12, max_dev=8
+    )
+    assert sum(fewer.facts["classes"].values()) == 12  # of what is trained on and scored
+    assert fewer.facts["majority_accuracy"] == sum(e.label == "a" for e in fewer.dev) / 8
     assert problems.class_weights(problem, LossSettings()) is None
     weights = problems.class_weights(problem, LossSettings(class_weights="balanced"))
     assert weights == pytest.approx([40 / (2 * 30), 40 / (2 * 10)])
