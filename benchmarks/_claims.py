@@ -50,6 +50,7 @@ def _commands() -> list[Command]:
     ]
     found += [
         Command("latency", quick=f"{TINY} --texts 6"),
+        Command("predict", quick=f"{TINY} --rows 12 --precision fp32"),
         Command("start", quick=TINY),
         Command("scaling", "--docs docs", f"{TINY_STEPS} --lengths 32,64 --batches 2,4 --window 8"),
         Command("batches", quick="--rounds 1 --steps 1"),
@@ -89,6 +90,7 @@ def _claims() -> dict[str, Claim]:
         found[f"throughput, mixed lengths, base, {precision}"] = Claim(1.0, 1.3)
     found["peak memory of a step, base, 512 x 8, bf16"] = Claim(0.6, 0.3, more=False)
     found["start of fill-mask, base"] = Claim(2.5, 4.0)
+    found["predict, base, mixed lengths of 48, bf16"] = Claim(3.0, 3.0)
     return found
 
 
