@@ -58,7 +58,7 @@ def main(run: ServeRun, token: str | None, *, common: Common) -> None:
     try:
         from remask.serve.server import Address, check_address, serve
     except ImportError as error:
-        raise UnavailableError(f'{error.name} is not installed: pip install "remask[serve]"') from None
+        raise UnavailableError(f'{error.name or error} is not installed: pip install "remask[serve]"') from None
     address = Address(run.host, run.port, token)
     check_address(address)
     found = entries(run.models)

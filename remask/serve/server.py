@@ -143,7 +143,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._stop_listening(sockets or [])
-        # Requests on connections that exist are still read, each answer closes its connection; idle ones are closed next.
+        # Requests on open connections are still read, and each answer closes its connection; idle ones are closed next.
         await asyncio.sleep(_LAST_CALL_S)
         await super().shutdown(sockets)
         await self._service.engine.stop()

@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -39,6 +39,11 @@ class EngineError(Exception):
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
+
+
+def _as_before(precision: str, device: str) -> str:
+    """A second engine computes as the first did; trying formats out again would only take time."""
+    return precision
 
 
 @dataclass(eq=False)
@@ -256,6 +261,8 @@ class Supervisor:
             for note in notes:
                 self._say(note)
             self.queue.tokens_per_second = rate
+            precision = next(iter(self.facts.values()))["precision"]
+            self._assignment, self._choose = replace(self._assignment, precision=precision), _as_before
             child.ready = True
             self._pump()
         else:

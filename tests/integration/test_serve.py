@@ -326,6 +326,14 @@ def test_what_cannot_be_served_is_one_line(
     assert "Traceback" not in done.stderr
 
 
+def test_a_missing_extra_is_named(models: dict[str, Path]) -> None:
+    code = "import sys; sys.modules['fastapi'] = None; from remask.__main__ import main; main()"
+    command = [sys.executable, "-c", code, "serve", str(models["lm"])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
+    assert done.returncode == 69
+    assert 'pip install "remask[serve]"' in done.stderr
+
+
 def test_the_readmes_client_works_as_printed(served: Served) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), flags=re.M | re.S)
     clients = [block for block in blocks if "/v1/" in block]
