@@ -149,17 +149,24 @@ class _Server(uvicorn.Server):
         await self._service.engine.stop()
 
     async def _stop_listening(self, sockets: list[socket.socket]) -> None:
-        """In a timer's own callback: those run right after pending connections were accepted, so that none is reset."""
+        """Connections that the system has made but nobody accepted yet would be reset: they are taken in first."""
         loop = asyncio.get_running_loop()
-        closed = loop.create_future()
+        copies = [one.dup() for one in sockets]
+        for server in self.servers:
+            server.close()
+        self.servers = []
+        for one in sockets:
+            one.close()
+        found: list[socket.socket] = []
+        for copy in copies:
+            copy.setblocking(False)
+            with contextlib.suppress(OSError):
+                while True:
+                    found.append(copy.accept()[0])
+            copy.close()
+        for one in found:
+            await loop.connect_accepted_socket(self._protocol, one)
 
-        def close() -> None:
-            for server in self.servers:
-                server.close()
-            for one in sockets:
-                one.close()
-            self.servers = []
-            closed.set_result(None)
-
-        loop.call_later(0, close)
-        await closed
+    def _protocol(self) -> asyncio.Protocol:
+        kind: Any = self.config.http_protocol_class
+        return kind(config=self.config, server_state=self.server_state, app_state={})
