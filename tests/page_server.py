@@ -72,7 +72,7 @@ def make_models(folder: Path, tokenizer: Path, hostile: Sequence[str]) -> dict[s
 
     settings = ModelSettings(
         vocab_size=load_tokenizer(tokenizer).vocab_size, num_layers=2, hidden_size=16, num_heads=2, ffn_size=32,
-        max_length=96, dropout=0.0, attention_dropout=0.0, head_dropout=0.0, init_std=0.3,
+        max_length=256, dropout=0.0, attention_dropout=0.0, head_dropout=0.0, init_std=0.3,
     )  # fmt: skip
 
     def save(path: Path, heads: HeadSettings, labels: Sequence[str] | None = None, seed: int = 0) -> None:

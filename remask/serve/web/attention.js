@@ -71,7 +71,7 @@ function draw(canvas, weights, row) {
   pen.scale(scale, scale);
   pen.clearRect(0, 0, size * cell, size * cell);
   pen.fillStyle = colour;
-  const most = Math.max(...weights.flat()) || 1;
+  const most = Math.max(0.25, ...weights.flat()); // at least that: equal small weights must not look strong
   weights.forEach((line, y) => line.forEach((weight, x) => {
     pen.globalAlpha = Math.sqrt(weight / most); // the root: small weights would not be seen
     pen.fillRect(x * cell, y * cell, cell - 0.5, cell - 0.5);

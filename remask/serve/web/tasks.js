@@ -25,7 +25,7 @@ const fillMask = {
   fields: [
     text("text", "Sentence", 3, "The weather today is very <mask>.", { masks: true }),
     { key: "top", label: "Candidates", kind: "number", min: 1, max: 50, start: "8" },
-    line("targets", "Only these words", "", { placeholder: "all; or some, by commas" }),
+    line("targets", "Only these words", "", { placeholder: "any, or: good, bad" }),
   ],
   request(values, model) {
     if (!values.text.includes(model.mask_token)) return wait(`Write ${model.mask_token} where a word is missing.`);
