@@ -1,4 +1,4 @@
-"""The wheel carries the run files and the page: installed elsewhere, it builds bases and runs a quickstart of seconds."""
+"""The wheel carries the run files and the page: elsewhere, it builds bases and runs a quickstart of seconds."""
 
 from __future__ import annotations
 
