@@ -56,6 +56,7 @@ def _commands() -> list[Command]:
         Command("batches", quick="--rounds 1 --steps 1"),
         Command("blimp", quick=TINY),
         Command("prepare", quick="--rounds 1 --megabytes 1 --vocab-size 2048"),
+        Command("serve", quick="--size tiny --rounds 1 --texts 20 --requests 60 --seconds 2 --slow 10"),
         Command("time_to_loss"),
     ]
     return found
@@ -91,6 +92,7 @@ def _claims() -> dict[str, Claim]:
     found["peak memory of a step, base, 512 x 8, bf16"] = Claim(0.6, 0.3, more=False)
     found["start of fill-mask, base"] = Claim(2.5, 4.0)
     found["predict, base, mixed lengths of 48, bf16"] = Claim(3.0, 3.0)
+    found["serve, throughput, base, bf16, 16 clients"] = Claim(3.0, 3.0)
     return found
 
 
