@@ -71,8 +71,7 @@ def main(
     if dry_run or not _is_first():
         return _run(run, prepared, out, progress, allow_change, dry_run)
     with lock(out):  # before torch is imported: a second run in this folder is told so at once
-        _claim(out)
-        write_bytes(out / "run.yaml", to_yaml(run).encode())
+        _claim(out, run)
         return _run(run, prepared, out, progress, allow_change, dry_run)
 
 
@@ -95,11 +94,17 @@ def _prepared(run: PretrainRun) -> Path:
     return run.prepared
 
 
-def _claim(out: Path) -> None:
-    """A folder that holds something else is not written into."""
-    others = [path.name for path in out.iterdir() if path.name != ".lock"]
-    if others and not (out / "run.yaml").is_file():
-        raise OutputError(f"{out}: holds something else ({', '.join(sorted(others)[:3])}, …); choose another --out")
+def _claim(out: Path, run: PretrainRun) -> None:
+    """A folder that holds something else is not written into; what another pretraining left there is kept until it is
+    settled that this one may go on with it."""
+    file = out / "run.yaml"
+    if not file.is_file():
+        others = [path.name for path in out.iterdir() if path.name != ".lock"]
+        if others:
+            raise OutputError(f"{out}: holds something else ({', '.join(sorted(others)[:3])}, …); choose another --out")
+        write_bytes(file, to_yaml(run).encode())
+    elif any(out.glob("seed-*")) or (out / "results.json").exists():
+        raise OutputError(f"{out}: holds another kind of run; choose another --out")
 
 
 def _run(
@@ -141,8 +146,12 @@ def _run(
             return {"dry_run": True, **facts}
         unigram_nats: float | None = artifact.counts.get("unigram_nats")
         write_facts = {**facts, "machine": _machine(), "unigram_nats": unigram_nats}
-        if world.is_first:
-            write_json(out / "run.json", write_facts)
+
+        def record() -> None:
+            if world.is_first:
+                write_bytes(out / "run.yaml", to_yaml(run).encode())
+                write_json(out / "run.json", write_facts)
+
         result = train(
             model=network,
             batches=batches,
@@ -167,6 +176,7 @@ def _run(
             name="pretrain",
             locked=True,
             flops_per_token=facts["flops_per_token"],
+            started=record,
         )
         found = {
             "step": result.step,

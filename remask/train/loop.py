@@ -8,7 +8,7 @@ Not here: masks, tasks, networks; how a step's update is judged (guard); how sta
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,11 +55,13 @@ def train(
     name: str = "train",
     locked: bool = False,
     flops_per_token: float = 0.0,
+    started: Callable[[], None] | None = None,
 ) -> TrainResult:
     """Train until the budget is used, going on where an earlier call in this folder stopped.
 
     `locked`: the caller holds the folder's lock already. `flops_per_token`: of a step, forward and backward; given, the
-    share of the machine's peak (perf/mfu) is logged.
+    share of the machine's peak (perf/mfu) is logged. `started` is called once it is settled that the folder's run is this
+    one: a run that is refused leaves what another one wrote.
     """
     world = world or World()
     with ExitStack() as stack:
@@ -68,6 +70,8 @@ def train(
         run = Session(model, objective, settings, folder, identity, carried, progress, seed, world, flops_per_token)
         stack.callback(run.close)
         batches = run.restore_or_start(batches, evaluate, allow_change)
+        if started is not None:
+            started()
         ahead = stack.enter_context(Ahead(batches, settings.prefetch, settings.batch_timeout_seconds))
         stage = stack.enter_context(progress.stage(name, run.num_steps, "steps"))
         stage.resume_at(run.step)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from remask.errors import DataError
+from remask.errors import ConfigError, DataError
 from remask.train.settings import TrainSettings
 from remask.train.sharding import Shards, own_rows
 
@@ -77,6 +77,11 @@ class Optimizer:
             if owner not in by_name:
                 raise DataError(f"optimizer state for {owner}, which does not learn in this run")
             part, parameter = by_name[owner]
+            if key not in _MOMENTS[type(part)]:
+                raise ConfigError(
+                    f"train.optimizer: the checkpoint's {key} of {owner} is another optimizer's; a run goes on with its "
+                    "own, and a new one starts from its model (--init-from)"
+                )
             part.state[parameter][key] = tensor.to(parameter.device, copy=True)
 
 
@@ -222,6 +227,14 @@ def orthogonalised(matrices_NRC: Tensor) -> Tensor:
         gram = x @ x.mT
         x = a * x + (b * gram + c * gram @ gram) @ x
     return x if wide else x.mT
+
+
+# What each keeps for a parameter.
+_MOMENTS: Mapping[type, set[str]] = {
+    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
+    Lamb: {"step", "mean", "square"},
+    Muon: {"momentum"},
+}
 
 
 class Average:

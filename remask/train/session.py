@@ -27,6 +27,7 @@ from remask.train import budget, checkpoint, slices
 from remask.train.budget import Evaluate, Plan
 from remask.train.distributed import World, peers
 from remask.train.guard import Consumed, Guard
+from remask.train.identity import refuse, shown
 from remask.train.log import Metrics, Window, plain
 from remask.train.narrow import NarrowWeights
 from remask.train.optim import Average, Optimizer
@@ -161,18 +162,9 @@ class Session:
         changed = differences(state["identity"], self._identity)
         if state["precision"]["name"] != self.precision.name:  # `auto` on another machine
             changed.append(("train.precision", state["precision"]["name"], self.precision.name))
-        refused = [
-            (key, before, now)
-            for key, before, now in changed
-            if not any(key == word or key.startswith(f"{word}.") for word in allow_change)
-        ]
-        if refused:
-            listed = "\n  ".join(f"{key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in refused)
-            keys = ",".join(dict.fromkeys(key for key, _, _ in refused))
-            raise ConfigError(
-                f"{found.folder}: was made by another run; choose another --out, or go on all the same with "
-                f"--allow-change {keys}\n  {listed}"
-            )
+        refuse(found.folder, changed, allow_change)
+        for line in shown(changed):
+            self.say(f"  changed, as allowed: {line}")
 
     @property
     def num_steps(self) -> int:

@@ -158,15 +158,25 @@ def test_a_changed_config_tokenizer_or_dataset_is_refused_with_the_difference(
     out = tmp_path / "out"
     words = ("pretrain", run_file, "--out", out, "--set", "train.steps=4")
     assert zygote.run(*words, "--data", tiny_prepared).returncode == 0
+    written = {name: (out / name).read_bytes() for name in ("run.yaml", "run.json", "metrics.jsonl")}
     changed = zygote.run(*words, "--data", tiny_prepared, "--set", "data.masking.rate=0.2")
     assert changed.returncode == 78
     assert "data.masking.rate: 0.15 -> 0.2" in changed.stderr
-    assert (
-        zygote.run(
-            *words, "--data", tiny_prepared, "--set", "data.masking.rate=0.2", "--allow-change", "data.masking.rate"
-        ).returncode
-        == 0
+    assert {name: (out / name).read_bytes() for name in written} == written  # still what the run was made with
+    allowed = zygote.run(
+        *words, "--data", tiny_prepared, "--set", "data.masking.rate=0.2", "--allow-change", "data.masking.rate"
     )
+    assert allowed.returncode == 0
+    assert "changed, as allowed: data.masking.rate: 0.15 -> 0.2" in allowed.stderr
+    assert "rate: 0.2" in (out / "run.yaml").read_text()
+    cannot = zygote.run(*words, "--data", tiny_prepared, "--steps", "6", "--allow-change", "train,data",
+                        "--set", "train.optimizer=lamb")  # fmt: skip
+    assert cannot.returncode == 78
+    assert "is another optimizer's" in cannot.stderr
+    cannot = zygote.run(*words, "--data", tiny_prepared, "--steps", "6", "--allow-change", "train,data",
+                        "--set", "data.batch.num_tokens=256")  # fmt: skip
+    assert cannot.returncode == 78
+    assert "cannot go on in tokens" in cannot.stderr
     other = tmp_path / "other"
 
     def fill(folder: Path) -> dict[str, Any]:
@@ -177,6 +187,17 @@ def test_a_changed_config_tokenizer_or_dataset_is_refused_with_the_difference(
     moved = zygote.run(*words, "--data", other)
     assert moved.returncode == 78
     assert "fingerprints.data" in moved.stderr
+
+
+def test_a_folder_of_a_fine_tuning_is_not_trained_into(
+    tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote
+) -> None:
+    (tmp_path / "out" / "seed-0").mkdir(parents=True)
+    (tmp_path / "out" / "run.yaml").write_text("task: classify\n")
+    done = zygote.run("pretrain", run_file, "--out", tmp_path / "out", "--data", tiny_prepared)
+    assert done.returncode == 73
+    assert "holds another kind of run" in done.stderr
+    assert (tmp_path / "out" / "run.yaml").read_text() == "task: classify\n"
 
 
 def test_a_resume_costs_the_same_at_step_ten_and_at_a_million(
