@@ -250,7 +250,7 @@ def _summary(setup: Setup, results: Sequence[Mapping[str, Any]]) -> dict[str, An
 def _publish(setup: Setup, out: Path, values: dict[str, Any]) -> dict[str, Any]:
     card = json.dumps(task_card(values, dump(setup.run)), indent=1, ensure_ascii=False).encode()
     copy_model(out / f"seed-{values['seeds']['best']}" / "best", out / "model", {CARD_JSON: card})
-    artifacts.write_bytes(out / "report.html", finetune_report(values).encode())
+    artifacts.write_bytes(out / "report.html", finetune_report(values, str(out)).encode())
     return {**values, "model": str(out / "model")}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 import platform
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -282,10 +283,11 @@ def _report(out: Path, facts: Mapping[str, Any]) -> None:
 
 def _next_commands(out: Path, samples: Sequence[Mapping[str, Any]]) -> list[str]:
     sentence = samples[0]["text"] if samples else "Returns the <mask> of the list."
-    quoted = "'" + sentence.replace("'", "'\\''") + "'"
+    model = shlex.quote(str(out / "model"))
     return [
-        f"remask fill-mask {out / 'model'} {quoted}",
-        f"remask finetune --task classify --init {out / 'model'} --train my.csv --text body --label topic --out mine",
+        f"remask serve {model}",
+        f"remask fill-mask {model} {shlex.quote(sentence)}",
+        f"remask finetune --task classify --init {model} --train my.csv --text body --label topic --out mine",
         "remask quickstart path/to/your/texts --minutes 30 --out my-encoder",
     ]
 

@@ -166,6 +166,8 @@ def find_model(path: Path) -> Path:
     if (path / "model" / MODEL_JSON).is_file():
         _check_manifest(path / "model")
         return path / "model"
+    if (path / "model" / "config.json").is_file():
+        return path / "model"  # the folder of a quickstart
     if (path / "checkpoints").is_dir():
         return _newest_checkpoint(path)
     if tasks := sorted(inner.parent for inner in (path / "tasks").glob(f"*/{MODEL_JSON}")):

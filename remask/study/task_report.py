@@ -16,12 +16,13 @@ MAX_CONFUSION = 20  # classes; a larger matrix is not read by anybody
 MAX_TEXT = 240
 
 
-def finetune_report(values: Mapping[str, Any]) -> str:
-    """The whole page."""
+def finetune_report(values: Mapping[str, Any], model: str) -> str:
+    """The whole page. `model`: the folder of the model, for whoever wants to try it."""
     best = next(run for run in values["runs"] if run["seed"] == values["seeds"]["best"])
     start = values["init"] if values["init_weights"] else f"{values['init']}, with random weights"
     page = Page(f"Fine-tuning: {values['task']}", f"from {start}")
     page.tiles(_tiles(values))
+    page.playground(model)
     for note in values["notes"]:
         page.text(f"Note: {note}.")
     page.heading("Scores")

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from remask.model.store import find_model
+
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--set", "steps=6", "--set", "vocab_size=500", "--set", "preset=roberta_tiny", "--set", "seeds=1"]
 TINY += ["--set", "task_epochs=1", "--set", "task_passages=160", "--set", "heldout_fraction=0.2"]
@@ -67,6 +69,8 @@ def test_the_python_documentation_all_the_way(tmp_path: Path) -> None:
         assert words in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
     facts = json.loads((tmp_path / "out/quickstart.json").read_text())
+    assert "remask serve out/model" in done.stdout
+    assert find_model(tmp_path / "out") == tmp_path / "out/model"  # the folder that --out named is a MODEL, too
     assert facts["samples"]
     assert 0 < facts["task"]["pretrained"]["median"] <= 1
     train, test = (

@@ -52,10 +52,12 @@ def test_a_classifier_has_everything_and_texts_stay_text() -> None:
                     "bins": [{"confidence": 0.9, "accuracy": 0.5, "count": 4}],
                 },
                 worst=[worst],
-            )
+            ),
+            "my topics",
         )
     )
     text = " ".join(page.words)
+    assert "remask serve 'my topics'" in text
     for words in ("By class (seed 3)", "What was taken for what", "surest of", "a note", "1,200 / 40", "0.120"):
         assert words in text
     assert "script" not in page.tags
@@ -66,7 +68,7 @@ def test_a_classifier_has_everything_and_texts_stay_text() -> None:
 def test_a_regression_leaves_out_what_it_has_not() -> None:
     values = results()
     values["init_weights"] = False
-    text = " ".join(read(finetune_report(values)).words)
+    text = " ".join(read(finetune_report(values, "mine")).words)
     assert "By class" not in text
     assert "Is it as sure" not in text
     assert "with random weights" in text
@@ -77,6 +79,6 @@ def test_many_classes_become_a_list_of_confusions() -> None:
     counts[4, 7] = 9
     values = results(confusion=counts.tolist())
     values["labels"] = [f"class{i}" for i in range(30)]
-    text = " ".join(read(finetune_report(values)).words)
+    text = " ".join(read(finetune_report(values, "mine")).words)
     assert "most frequent confusions of 30 classes" in text
     assert "9 class4 class7" in text
