@@ -48,14 +48,12 @@ class Stage:
         return (self.done - self._base) / max(self.seconds, 1e-9)
 
     def line(self) -> str:
-        """`tokenise  120/400 MB · 45 MB/s · 6 s left · note`"""
+        """`120/400 MB · 45 MB/s · 6 s left`"""
         words = [f"{_amount(self.done)}{f'/{_amount(self.total)}' if self.total else ''} {self.unit}".strip()]
         if self.rate > 0 and self.seconds > 0.5:
             words.append(f"{_amount(self.rate)} {self.unit}/s".replace(" /s", "/s"))
             if self.total and self.done < self.total:
                 words.append(f"{duration((self.total - self.done) / self.rate)} left")
-        if self.note:
-            words.append(self.note)
         return " · ".join(words)
 
 
@@ -67,7 +65,7 @@ class Progress:
         self.quiet, self.verbose = quiet, verbose
         plain = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
         self.live = self.stream.isatty() and not plain and not quiet
-        self._width = 0
+        self._drawn = 0  # lines of the live display that stand on the terminal
         self._last_live = 0.0
 
     def say(self, message: str) -> None:
@@ -103,25 +101,31 @@ class Progress:
         if self.live:
             if now - self._last_live > 0.1 or stage.done == stage.total:
                 self._last_live = now
-                self._draw(f"{stage.name}  {_bar(stage)}{stage.line()}")
+                self._draw(f"{stage.name}  {_bar(stage)}{stage.line()}", stage.note)
         elif now - stage._last_plain > PLAIN_EVERY_SECONDS:
             stage._last_plain = now
-            self._print(f"{stage.name}: {stage.line()}")
+            self._print(" · ".join(word for word in (f"{stage.name}: {stage.line()}", stage.note) if word))
 
     def _mark(self) -> str:
         return "\x1b[32m✓\x1b[0m" if self.live else "done:"
 
-    def _draw(self, line: str) -> None:
+    def _draw(self, line: str, note: str) -> None:
+        """In one line, or with the note in a second one where the terminal is too narrow for both."""
         width = (os.get_terminal_size(self.stream.fileno()).columns or 80) - 1
-        line = line[:width]
-        self.stream.write("\r" + line + " " * max(0, self._width - len(line)))
+        both = f"{line} · {note}" if note else line
+        lines = [both] if len(both) <= width or not note else [line, f"  {note}"]
+        self._clear()
+        self.stream.write("\n".join(one[:width] for one in lines))
         self.stream.flush()
-        self._width = len(line)
+        self._drawn = len(lines)
+
+    def _clear(self) -> None:
+        if self._drawn:
+            self.stream.write("\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._drawn - 1))
+            self._drawn = 0
 
     def _print(self, line: str) -> None:
-        if self._width:
-            self.stream.write("\r" + " " * self._width + "\r")
-            self._width = 0
+        self._clear()
         self.stream.write(line + "\n")
         self.stream.flush()
 

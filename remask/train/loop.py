@@ -60,8 +60,8 @@ def train(
     """Train until the budget is used, going on where an earlier call in this folder stopped.
 
     `locked`: the caller holds the folder's lock already. `flops_per_token`: of a step, forward and backward; given, the
-    share of the machine's peak (perf/mfu) is logged. `started` is called once it is settled that the folder's run is this
-    one: a run that is refused leaves what another one wrote.
+    share of the machine's peak (perf/mfu) is logged. `started` is called once it is settled that the folder's run is
+    this one: a run that is refused leaves what another one wrote.
     """
     world = world or World()
     with ExitStack() as stack:
@@ -99,7 +99,16 @@ def train(
 
 
 def _show(stage: Stage, run: Session) -> None:
+    """The numbers of the last step, and of the last line of the log and the last evaluation where there are some."""
+    known = run.last_metrics | run.last_speed
     words = [f"loss {run.shown_loss:.3f}"]
-    if "eval/loss" in run.last_metrics:
-        words.append(f"held-out {run.last_metrics['eval/loss']:.3f}")
+    for name, form in (
+        ("eval/loss", "held-out {:.3f}"),
+        ("eval/perplexity", "perplexity {:.1f}"),
+        ("perf/tokens_per_second", "{:,.0f} tokens/s"),
+        ("perf/mfu", "{:.0%} of peak"),
+        ("train/grad_norm", "gradient {:.2f}"),
+    ):
+        if name in known:
+            words.append(form.format(known[name]))
     stage.update(run.step, " · ".join([*words, f"lr {run.learning_rate:.2e}"]))

@@ -83,6 +83,7 @@ class Session:
         self.cursor: dict[str, Any] = {}
         self.learning_rate = self.shown_loss = 0.0
         self.last_metrics: dict[str, float] = {}
+        self.last_speed: dict[str, float] = {}  # of this process, unlike the metrics, which go on
         self.last_checkpoint = folder
         self.metric_names: set[str] = set()
         self._saved_step = -1
@@ -296,6 +297,7 @@ class Session:
                 perf["perf/mfu"] = round(speed * self._flops_per_token / self._peak, 4)
             self._write(means | perf)
             self.last_metrics |= means
+            self.last_speed = perf
         self.window.clear()
         self._window_started, self._window_tokens = time.monotonic(), 0
 

@@ -61,5 +61,25 @@ def test_a_terminal_gets_one_live_line_or_with_no_color_plain_ones(
         assert all(character.isprintable() for character in text.replace("\r\n", ""))
 
 
+def test_a_narrow_terminal_gets_the_note_in_a_second_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    main, side = pty.openpty()
+    drawn = {}
+    with os.fdopen(side, "w") as stream:
+        for columns in (60, 200):
+            monkeypatch.setattr(os, "get_terminal_size", lambda _, columns=columns: os.terminal_size((columns, 24)))
+            show = Progress(stream=stream)
+            with show.stage("pretrain", total=2, unit="steps") as stage:
+                stage.advance(2, note="loss 3.200 · held-out 3.100")
+                drawn[columns] = os.read(main, 10_000).decode()
+            drawn[-columns] = os.read(main, 10_000).decode()
+    os.close(main)
+    assert "2/2 steps · loss 3.200" in drawn[200]
+    assert [line.strip() for line in drawn[60].splitlines()][1:] == ["loss 3.200 · held-out 3.100"]
+    assert drawn[-60].startswith("\r\x1b[2K\x1b[1A\x1b[2K")  # both lines go before the last word
+    assert drawn[-200].startswith("\r\x1b[2K\x1b[32m")
+
+
 def test_durations() -> None:
     assert [duration(x) for x in (0.5, 42, 61, 3700)] == ["0.5 s", "42 s", "1 min 01 s", "1 h 01 min"]
