@@ -45,11 +45,11 @@ def facts_of(base: str, ranks: int, parallel: str, micro_rows: int) -> tuple[Fac
         post_norm=True,
         tokens_per_step=rows * length,
         rows_per_step=rows,
-        micro_tokens=micro_rows * length / 2,  # bf16 keeps half the bytes of what preflight counts in fp32
+        micro_tokens=micro_rows * length,
         steps_per_epoch=math.nan,
         num_steps=steps,
-        checkpoint_bytes=12 * parameters,
         free_bytes=0,
+        precision="bf16",
         planned_tokens=steps * rows * length,
         ranks=ranks,
         parallel=parallel,

@@ -270,12 +270,17 @@ def _preflight(
     world: World,
     progress: Progress,
 ) -> dict[str, Any]:
+    from remask.model import cost
     from remask.train import preflight
-    from remask.train.precision import choose_device, products_per_second
+    from remask.train.narrow import masters
+    from remask.train.precision import choose_device, choose_precision, products_per_second
 
     if run.train.trainable_top_layers is not None:
         network.train_top_layers(run.train.trainable_top_layers)
     parameters, rows = _size(network), batches.num_examples / batches.steps_per_epoch
+    device = choose_device(run.train.device)
+    precision, _ = choose_precision(run.train.precision, device)
+    products = cost.flops_per_token(network.settings, network.head_settings, run.data.length)
     place = next(path for path in [out, *out.absolute().parents] if path.exists())
     facts = preflight.Facts(
         parameters=parameters,
@@ -288,9 +293,10 @@ def _preflight(
         micro_tokens=run.data.batch.micro_rows * run.data.length,
         steps_per_epoch=batches.steps_per_epoch,
         num_steps=num_steps,
-        checkpoint_bytes=12 * parameters,
         free_bytes=shutil.disk_usage(place).free,
-        flops_per_second=world.size * products_per_second(choose_device(run.train.device)),
+        flops_per_token=cost.TRAINING_FACTOR * sum(products.values()),
+        flops_per_second=world.size * products_per_second(device, precision),
+        precision=precision,
         planned_tokens=batches.tokens_in(num_steps) if num_steps else 0.0,
         planned_passes=batches.passes_in(num_steps) if num_steps else 0.0,
         first_rows=run.data.batch.ramp_from,
@@ -303,6 +309,7 @@ def _preflight(
         micro_batches=math.ceil(rows / (run.data.batch.micro_rows * world.size)),
         whole_parameters=preflight.gathered(parameters, [_size(part) for part in network.parts_to_shard()]),
         has_average=run.train.ema_decay > 0,
+        copied_parameters=sum(w.numel() for w in masters(network)) if run.train.weights == "bf16-master" else 0,
     )
     data = batches.describe()
     if world.is_first:
@@ -312,7 +319,7 @@ def _preflight(
             progress.say(f"  {data['cut_sentences']:,} sentences are longer than a row of {data['length']} and cut")
         for line in preflight.warnings(facts, run.train):
             progress.warn(line)
-    return {**dataclasses.asdict(facts), "flops_per_token": facts.flops_per_token, "data": data}
+    return {**dataclasses.asdict(facts), "data": data}
 
 
 def _size(module: nn.Module) -> int:

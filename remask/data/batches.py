@@ -78,8 +78,8 @@ class Batches:
             return self._rows_of_step(phase, step - self._first_step(phase)), {"step": step + 1}
         if "window" not in cursor:
             raise ConfigError(
-                f"data.batch.num_tokens = {self.settings.batch.num_tokens}: this run has counted its batches in rows so "
-                "far, and cannot go on in tokens"
+                f"data.batch.num_tokens = {self.settings.batch.num_tokens}: this run has counted its batches in rows "
+                "so far, and cannot go on in tokens"
             )
         window, number = cursor["window"], cursor["batch"]
         if cursor.get("short", phase.is_short) != phase.is_short:  # it counts windows of rows of the other length

@@ -16,13 +16,18 @@ import torch
 from torch import Tensor, nn
 
 
+def masters(model: nn.Module) -> list[Tensor]:
+    """The weights that get copies: those of linear layers, each once, but for tables of embeddings that are tied."""
+    linears = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    return [weight for weight in dict.fromkeys(linears) if weight not in tables]
+
+
 class NarrowWeights:
     """The bf16 copies of one model's linear layers."""
 
     def __init__(self, model: nn.Module) -> None:
-        linears = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-        tables = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
-        self._masters = [weight for weight in dict.fromkeys(linears) if weight not in tables]
+        self._masters = masters(model)
         assert self._masters, "a model without linear layers"
         self._copies = [torch.empty_like(master, dtype=torch.bfloat16) for master in self._masters]
         self._sums: dict[Tensor, Tensor] = {}

@@ -79,8 +79,8 @@ class Optimizer:
             part, parameter = by_name[owner]
             if key not in _MOMENTS[type(part)]:
                 raise ConfigError(
-                    f"train.optimizer: the checkpoint's {key} of {owner} is another optimizer's; a run goes on with its "
-                    "own, and a new one starts from its model (--init-from)"
+                    f"train.optimizer: the checkpoint's {key} of {owner} is another optimizer's; a run goes on with "
+                    "its own, and a new one starts from its model (--init-from)"
                 )
             part.state[parameter][key] = tensor.to(parameter.device, copy=True)
 

@@ -18,6 +18,7 @@ from remask.train.settings import TrainSettings
 
 PAPER_RATES = ((131_072, 1e-4), (1_048_576, 7e-4), (4_194_304, 1e-3))  # tokens a step, peak learning rate
 MANY_EPOCHS = 40.0  # BERT's own number of passes; beyond it small corpora got worse, not better
+REACHED = 0.5  # of the speed of large matrix products, by steps of small and middle networks
 PLATEAU_RATE = 1e-3  # post-norm from this learning rate on stayed at word frequencies in trials (6 x 384, small batch)
 
 
@@ -35,9 +36,10 @@ class Facts:
     micro_tokens: float
     steps_per_epoch: float
     num_steps: int | None
-    checkpoint_bytes: int
     free_bytes: int
+    flops_per_token: float = 0.0  # forward and backward
     flops_per_second: float | None = None
+    precision: str = "fp32"  # of products
     planned_tokens: float = 0.0  # over the run, and
     planned_passes: float = 0.0  # over the data: fewer than num_steps full steps would read where the batch grows
     first_rows: int | None = None  # a step, where the batch grows over `growing_share` of the steps
@@ -50,23 +52,27 @@ class Facts:
     micro_batches: int = 1  # of a rank in a step
     whole_parameters: int = 0  # that fsdp gathers at a time
     has_average: bool = False
-
-    @property
-    def flops_per_token(self) -> float:
-        """Forward and backward, the usual six per weight."""
-        return 6.0 * self.parameters
+    copied_parameters: int = 0  # of which there are bf16 copies beside the fp32 ones
 
     @property
     def state_bytes(self) -> float:
-        """Of a rank: weights, gradients and two moments in fp32, and the average. Divided by fsdp, beside what it has
-        whole for a while: the parts in use with their gradients."""
+        """Of a rank: weights, gradients and two moments in fp32, the average and the bf16 copies. Divided by fsdp,
+        beside what it has whole for a while: the parts in use with their gradients."""
         held = 4.0 * self.parameters + 12.0 * self.trainable + (4.0 * self.parameters if self.has_average else 0.0)
+        held += 2.0 * self.copied_parameters
         return held if self.parallel == "ddp" else held / self.ranks + 8.0 * self.whole_parameters
 
     @property
     def memory_bytes(self) -> float:
         """Of a rank: its state, and about 40 numbers per token, layer and unit of width."""
-        return self.state_bytes + 160 * self.micro_tokens * self.num_layers * self.hidden_size
+        each = 160 if self.precision == "fp32" else 80
+        return self.state_bytes + each * self.micro_tokens * self.num_layers * self.hidden_size
+
+    @property
+    def checkpoint_bytes(self) -> float:
+        """Weights and two moments, the average, and where ranks write their own rows the model that is joined."""
+        models = 1 + self.has_average + (self.parallel == "fsdp" and self.ranks > 1)
+        return 4.0 * self.parameters * models + 8.0 * self.trainable
 
     @property
     def traffic_bytes(self) -> float:
@@ -118,16 +124,16 @@ def lines(facts: Facts, settings: TrainSettings) -> list[str]:
         f"learning rate: {settings.learning_rate:g} by {settings.optimizer}, {settings.schedule}; the paper's rule for "
         f"the base size says {paper_rate(facts.tokens_per_step):.1e} at this batch; smaller networks bear more"
     )
-    disk = f"{(settings.keep_checkpoints + 1) * facts.checkpoint_bytes / 1e9:.2f} GB of disk for checkpoints"
+    disk = f"{_bytes((settings.keep_checkpoints + 1) * facts.checkpoint_bytes)} of disk for checkpoints"
     each = " for each rank" if facts.ranks > 1 else ""
-    found.append(f"needs about {facts.memory_bytes / 1e9:.1f} GB of memory{each} and {disk}")
+    found.append(f"needs about {_bytes(facts.memory_bytes)} of memory{each} and {disk}")
     if facts.ranks > 1:
         found.append(
             f"ranks: {facts.ranks} by {facts.parallel}, {facts.micro_batches:,} micro-batches a step; each sends about "
-            f"{facts.traffic_bytes / 1e9:.2f} GB a step and receives as much"
+            f"{_bytes(facts.traffic_bytes)} a step and receives as much"
         )
     if facts.num_steps is not None and facts.flops_per_second:
-        seconds = facts.planned_tokens * facts.flops_per_token / facts.flops_per_second
+        seconds = facts.planned_tokens * facts.flops_per_token / (REACHED * facts.flops_per_second)
         found.append(f"takes about {duration(seconds)} on this machine (from its speed at matrix products; rough)")
     return found
 
@@ -152,8 +158,12 @@ def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
         if warmup_steps(settings, facts.num_steps) >= facts.num_steps:
             found.append(f"the warmup ({settings.warmup:g} steps) does not end within {facts.num_steps:,} steps")
     if facts.free_bytes < (settings.keep_checkpoints + 1) * facts.checkpoint_bytes:
-        found.append(f"only {facts.free_bytes / 1e9:.2f} GB of disk are free there")
+        found.append(f"only {_bytes(facts.free_bytes)} of disk are free there")
     return found
+
+
+def _bytes(number: float) -> str:
+    return f"{number / 1e9:.3g} GB" if number >= 1e9 else f"{max(1.0, number / 1e6):.0f} MB"
 
 
 def _million(number: float) -> str:

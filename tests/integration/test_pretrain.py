@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,12 @@ def test_a_dry_run_says_what_it_would_be_and_writes_nothing(tmp_path: Path, tiny
     assert answer["num_steps"] == 30
     assert "parameters" in done.stderr
     assert not (tmp_path / "out").exists()
+    shared = remask(
+        SMOKE, "--data", tiny_prepared, "--out", tmp_path / "out", "--dry-run", "--json", "--set", "model.sharing=all"
+    )
+    less = json.loads(shared.stdout)
+    assert less["parameters"] < answer["parameters"]
+    assert less["flops_per_token"] == answer["flops_per_token"] > 0  # a shared layer is computed as often
 
 
 def test_continued_pretraining_starts_from_the_other_model(
@@ -88,6 +95,12 @@ def test_continued_pretraining_starts_from_the_other_model(
     done = remask(SMOKE, *words, "--set", "model.max_length=80", "--set", "train.trainable_top_layers=1", "--json")
     assert done.exit_code == 0, done.output
     assert "320 of 320 tokens keep their vectors" in done.stderr
+    number = r"[\d.,e+-]+"
+    shown = (
+        rf"30 steps · loss {number} · held-out {number} · perplexity {number} · {number} tokens/s · \d+% of peak"
+        rf" · gradient {number} · lr {number} · "
+    )
+    assert re.search(shown, done.stderr), done.stderr
     assert json.loads(done.stdout)["loss"] < answer["loss"]
 
     from remask.model.store import open_model

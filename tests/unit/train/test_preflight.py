@@ -20,8 +20,8 @@ FACTS = Facts(
     micro_tokens=4096,
     steps_per_epoch=1000,
     num_steps=5000,
-    checkpoint_bytes=120_000_000,
     free_bytes=10**12,
+    flops_per_token=6e7,
     flops_per_second=1e11,
     planned_tokens=5000 * 4096,
     planned_passes=5.0,
@@ -45,8 +45,8 @@ def test_the_lines_say_size_data_rate_memory_disk_and_time() -> None:
         "20.5M tokens",
         "0.0005",
         "GB of memory",
-        "0.36 GB of disk",
-        "takes",
+        "360 MB of disk",
+        "takes about 6 h 49 min on this machine",  # 20.5M tokens of 60 MFLOP at half of 100 GFLOP/s
     ):
         assert words in text, words
     text = "\n".join(lines(replace(FACTS, num_steps=None, trainable=2_000_000), TrainSettings(minutes=30)))
@@ -74,9 +74,14 @@ def test_what_a_rank_holds_and_sends() -> None:
     assert fsdp.state_bytes == 20 * one.parameters / 4 + 8e6
     assert fsdp.traffic_bytes == 8 * 3 / 4 * 12 * one.parameters
     assert gathered(100, [10, 30, 20, 20]) == 20 + 50
+    assert one.checkpoint_bytes == ddp.checkpoint_bytes == 12 * one.parameters
+    assert fsdp.checkpoint_bytes == 20 * one.parameters  # with an average, and the model joined from the ranks' rows
+    copied = replace(one, copied_parameters=9_000_000, precision="bf16")
+    assert copied.state_bytes - one.state_bytes == 18e6
+    assert copied.memory_bytes - copied.state_bytes == (one.memory_bytes - one.state_bytes) / 2
     text = "\n".join(lines(fsdp, TrainSettings()))
     assert "for each rank" in text
-    assert "ranks: 4 by fsdp, 8 micro-batches a step; each sends about 0.72 GB" in text
+    assert "ranks: 4 by fsdp, 8 micro-batches a step; each sends about 720 MB" in text
     assert "ranks:" not in "\n".join(lines(one, TrainSettings()))
 
 
