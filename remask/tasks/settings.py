@@ -42,7 +42,8 @@ class RowSettings(Config):
     )
 
     stride: int = switch(
-        128, "passages with questions: tokens from the start of a window to that of the next", effect="data",
+        128, "passages with questions: tokens from the start of a window to that of the next; less where windows are "
+        "narrow, so that they overlap by an answer", effect="data",
         samples=[16, 64], ge=1,
     )  # fmt: skip
 

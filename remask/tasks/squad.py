@@ -149,7 +149,7 @@ def encode_questions(questions: Sequence[Question], tokenizer: Any, frame: Frame
         head = asked[number][:limit]
         width = frame.room(2) - len(head)
         first = frame.second_start(len(head))
-        for start in _starts(len(tokens), width, min(stride, width)):
+        for start in _starts(len(tokens), width, _step(stride, width)):
             row, segment = frame.join([head, tokens[start : start + width]])
             window = Window(number, first, spans[start : start + width])
             ids.append(row)
@@ -164,6 +164,11 @@ def encode_questions(questions: Sequence[Question], tokenizer: Any, frame: Frame
         num_cut=num_cut,
         facts=facts,
     )
+
+
+def _step(stride: int, width: int) -> int:
+    """Tokens from window to window: narrow ones stand closer, so that an answer of any length is whole in one."""
+    return min(stride, max(width - MAX_ANSWER_TOKENS, (width + 1) // 2))
 
 
 def _starts(length: int, width: int, step: int) -> Iterator[int]:

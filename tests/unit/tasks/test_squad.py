@@ -91,8 +91,16 @@ def test_windows_overlap_cover_and_label() -> None:
     assert [label.tolist() for label in rows.labels] == [[0, 0], [7, 8], [0, 0]]
     assert rows.ids[1][7:9].tolist() == [ord("f"), ord("g")]
     wide = squad.encode_questions([question("abcdefghijk")], Letters(), frame, stride=100)
-    assert ["".join(chr(i) for i in ids[5:-1]) for ids in wide.ids] == ["abcdef", "ghijk"]
+    assert ["".join(chr(i) for i in ids[5:-1]) for ids in wide.ids] == shown  # narrow windows overlap by half
     assert all(label.tolist() == [0, 0] for label in wide.labels)
+
+
+def test_every_answer_is_whole_in_a_window_however_short_the_models_inputs() -> None:
+    text = "".join(chr(ord("a") + i % 26) for i in range(200))
+    asked = [question(text, (text[i : i + 30], i)) for i in range(170)]
+    rows = squad.encode_questions(asked, Letters(), Frame(0, 2, True, False, 70), stride=128)
+    whole = {number for number, label in zip(rows.example_of_row, rows.labels, strict=True) if label.any()}
+    assert whole == set(range(170))
 
 
 def test_white_space_around_an_answer_does_not_lose_it() -> None:
@@ -140,13 +148,13 @@ def test_best_span_keeps_the_limits() -> None:
 
 def test_the_best_window_wins_and_no_answer_is_weighed() -> None:
     frame = Frame(0, 2, True, False, 12)
-    questions = [question("abcdefghijk")]
-    rows = squad.encode_questions(questions, Letters(), frame, stride=6)
+    questions = [question("abcdefghi")]
+    rows = squad.encode_questions(questions, Letters(), frame, stride=3)
     logits = [np.zeros((len(ids), 2), np.float32) for ids in rows.ids]
     logits[0][0] = [3.0, 3.0]
     logits[1][0] = [1.0, 1.0]
     logits[0][5] = [2.0, 2.0]
-    logits[1][6, 0] = logits[1][7, 1] = 4.0
+    logits[1][9, 0] = logits[1][10, 1] = 4.0
     said = squad.answers_from_rows(logits, rows, questions)[0]
     assert (said.text, said.start, said.score) == ("hi", 7, 8.0)
     assert said.null_odds == pytest.approx(2.0 - 8.0)
