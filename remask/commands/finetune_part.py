@@ -23,7 +23,7 @@ from remask.tasks import problems
 
 if TYPE_CHECKING:
     from remask.model.network import Network
-    from remask.model.settings import HeadSettings
+    from remask.model.settings import HeadSettings, ModelSettings
     from remask.model.store import Loaded
     from remask.task_objectives import TaskObjective
     from remask.tasks.rows import Rows
@@ -146,12 +146,21 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     from remask.model.settings import HeadSettings
 
     loaded, heads = start.loaded, head_settings(run, start, part)
+    settings = model_settings(run, loaded.settings)
     if not run.init_weights:
-        return build_network(loaded.settings, heads, seed)
+        return build_network(settings, heads, seed)
     network = loaded.network
     if (loaded.labels or ()) != part.problem.labels or _task_of(loaded.folder) not in (None, part.problem.task):
         network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
-    return with_heads(network, heads, seed)
+    return with_heads(network, heads, seed, settings)
+
+
+def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
+    """The model's own, with the run's dropout: a pretraining that reads nothing twice needs none, a small task does."""
+    if run.dropout is None:
+        return settings
+    names = ("dropout", "attention_dropout", "head_dropout")
+    return settings.model_copy(update=dict.fromkeys(names, run.dropout))
 
 
 def _task_of(folder: Path) -> str | None:

@@ -116,6 +116,10 @@ class FinetuneRun(TaskFiles):
     pooling: Literal["model", "first", "mean"] = switch(
         "model", "what stands for a text: as the model has it, its first token's state, or the mean", effect="math"
     )
+    dropout: float | None = switch(
+        None, "chance to drop a value, in states, attention and heads, while this learns; null: as the model has it",
+        effect="math", samples=[0.0, 0.3], ge=0, lt=1,
+    )  # fmt: skip
     init_weights: bool = switch(True, "start from its weights; false: the same network from scratch", effect="math")
     learn: Learn = switch(
         "all", "what learns: all (or train.trainable_top_layers), the heads alone, or LoRA and the heads", effect="math"
