@@ -7,9 +7,11 @@ A verb's file has its frozen run model, a click `command` whose function turns o
 from __future__ import annotations
 
 import functools
+import io
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,10 @@ class Common:
             raise click.exceptions.Exit(0)
         return built
 
+    def of_rank(self) -> Common:
+        """The same on torchrun's first process; the others say nothing, for all would say the same."""
+        return self if is_first_rank() else replace(self, progress=Progress(stream=io.StringIO()))
+
     def show_differences(self, built: Built[Any]) -> None:
         for key, old, new in built.differences:
             self.progress.say(f"  {key}: {json.dumps(new)} ({built.base_name}: {json.dumps(old)})")
@@ -54,6 +60,11 @@ class Common:
             click.echo(json.dumps(values, ensure_ascii=False, default=str))
         elif text:
             click.echo(text)
+
+
+def is_first_rank() -> bool:
+    """Of torchrun's processes, only the first writes and speaks."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def run_file(words: Sequence[str]) -> tuple[Path | None, str | None, tuple[str, ...]]:

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remask import artifacts
-from remask.commands import Common, common_options, run_file
+from remask.commands import Common, common_options, is_first_rank, run_file
 from remask.commands import evaluate_models as models
 from remask.commands import evaluate_zero_shot as zero_shot
-from remask.commands.finetune import is_first_rank
 from remask.config import Config, fingerprint, setting, switch
 from remask.errors import ConfigError, DataError, MissingInputError, UsageError
 from remask.progress import Progress
@@ -379,6 +378,7 @@ def command(
     common: Common, word: str, tasks: str | None, texts: tuple[str, ...], out: Path | None, **options: Any
 ) -> None:
     """Score MODEL on tasks. Where it has no head for one, it is fine-tuned first, in OUT (or the user's cache)."""
+    common = common.of_rank()
     file, model, _ = run_file((word,))
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
     built = common.build(EvaluateRun, file, model=model, tasks=names, texts=list(texts) or None, **options)

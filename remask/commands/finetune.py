@@ -10,7 +10,6 @@ folder goes on. Not here: a seed's training (finetune_seed), several tasks at on
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from remask import artifacts
-from remask.commands import Common, common_options
+from remask.commands import Common, common_options, is_first_rank
 from remask.commands.finetune_part import (
     Part,
     Start,
@@ -44,6 +43,7 @@ from remask.study.task_report import finetune_report
 from remask.tasks import metrics
 from remask.tasks.card import CARD_JSON, task_card
 from remask.tasks.specs import TASKS
+from remask.train.identity import is_allowed, shown
 
 if TYPE_CHECKING:
     from remask.tasks import problems
@@ -97,8 +97,8 @@ class Setup:
         own = {**files, "task.json": self.part.task_json()}
         return model_files(network.settings, network.head_settings, None, labels, lora) | own
 
-    def score(self, network: Any) -> dict[str, Any]:
-        return self.part.score(network)
+    def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
+        return self.part.score(network, check)
 
     def keep(self, folder: Path, network: Any) -> None:
         publish_model(folder, network, self.run, self.start, self.part)
@@ -193,10 +193,10 @@ def check_identity(identity: Mapping[str, Any], defaults: Config, out: Path, all
     changed = [
         (key, old, new)
         for key, old, new in differences(before, json.loads(json.dumps(identity)))
-        if not any(key.removeprefix("run.") == word or key.startswith(f"run.{word}.") for word in allow_change)
+        if not is_allowed(key.removeprefix("run."), (*allow_change, "train.trackers"))  # these only look on
     ]
     if changed:
-        lines = "\n".join(f"  {key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
+        lines = "\n".join(f"  {line}" for line in shown(changed))
         raise ConfigError(f"{out}: was made by another run; choose another --out:\n{lines}")
 
 
@@ -333,6 +333,7 @@ def command(
 
     remask finetune --task classify --init MODEL --train my.csv --text body --label topic --out DIR
     """
+    common = common.of_rank()
     options |= {f"grid__{name}": values for name, values in map(_grid_word, " ".join(grid_words).split())}
     options["init_weights"] = False if from_scratch else None
     built = with_recipe(common, file, options["task"]).build(FinetuneRun, file, **options)
@@ -362,8 +363,3 @@ def _grid_word(word: str) -> tuple[str, list[Any]]:
     if not equals or name not in TUNED:
         raise UsageError(f"--grid {word}: write NAME=VALUE,VALUE with a name of {', '.join(TUNED)}")
     return name, parse_assignment(f"{name}=[{values}]")[1]
-
-
-def is_first_rank() -> bool:
-    """Under torchrun one process speaks for all."""
-    return int(os.environ.get("RANK", "0")) == 0

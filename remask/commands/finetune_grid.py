@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from remask import artifacts
-from remask.commands.finetune import is_first_rank, same_run
+from remask.commands import is_first_rank
 from remask.commands.finetune import main as finetune
+from remask.commands.finetune import same_run
 from remask.commands.finetune_part import copy_model, drop_weights
 from remask.commands.finetune_run import FinetuneRun
 from remask.config import dump

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remask import artifacts
+from remask import artifacts, signals
 from remask.commands.finetune_run import FinetuneRun, TaskFiles
 from remask.config import dump, fingerprint
 from remask.errors import ConfigError, DataError
@@ -67,10 +67,10 @@ class Part:
             class_weights=problems.class_weights(problem, loss), margin=problems.ranks_by_margin(problem, loss),
         )  # fmt: skip
 
-    def score(self, network: Any) -> dict[str, Any]:
+    def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
         """Metrics on the dev rows, the tables behind them, and the value that chooses between models."""
         problem = self.problem
-        outputs = predict_rows(network, problem.kind, self.dev_rows, self.pad_id, stop=False)
+        outputs = predict_rows(network, problem.kind, self.dev_rows, self.pad_id, check)
         result = problems.score(outputs, self.dev_rows, problem.dev, problem.kind, problem.labels)
         return {**result, "score": result["metrics"][problem.metric]}
 
@@ -220,8 +220,10 @@ def drop_weights(folder: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def predict_rows(model: Any, kind: str, rows: Rows, pad_id: int, *, stop: bool = True) -> list[Any]:
-    """What a network says about every row, on the device it is on. `stop`: end at a signal."""
+def predict_rows(
+    model: Any, kind: str, rows: Rows, pad_id: int, check: Callable[[], None] = signals.check
+) -> list[Any]:
+    """What a network says about every row, on the device it is on. `check` ends it, by raising, at a signal."""
     import torch
 
     from remask.task_objectives import task_logits
@@ -234,4 +236,4 @@ def predict_rows(model: Any, kind: str, rows: Rows, pad_id: int, *, stop: bool =
             tensors = batch.map(lambda array: torch.as_tensor(array).to(device))
             return task_logits(model, kind, tensors).float().cpu().numpy()
 
-    return row_outputs(forward, rows, pad_id, stop=stop)
+    return row_outputs(forward, rows, pad_id, check=check)

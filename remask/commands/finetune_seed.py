@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from remask import artifacts
+from remask import artifacts, signals
 from remask.commands.finetune_run import FinetuneRun
 from remask.config import dump
+from remask.errors import Stopped
 from remask.progress import Progress, duration
 from remask.train.settings import TrainSettings
 
@@ -54,8 +55,9 @@ class Trainable(Protocol):
         """What a checkpoint holds besides weights."""
         ...
 
-    def score(self, network: Any) -> dict[str, Any]:
-        """`metrics` by name, `score` (which chooses between models) and the tables behind them."""
+    def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
+        """`metrics` by name, `score` (which chooses between models) and the tables behind them. `check` is called
+        between batches and may raise Stopped."""
         ...
 
     def keep(self, folder: Path, network: Any) -> None:
@@ -81,7 +83,7 @@ def one_seed(
     batches = setup.batches(seed, world.rank, world.size)
     every = max(1, round(batches.steps_per_epoch / run.evaluations))
     objective = setup.objective(seed, network)
-    watch = Watch(setup, folder, objective, world.is_first, report)
+    watch = Watch(setup, folder, objective, world, report)
     watch.restore()
     started = time.monotonic()
     try:
@@ -125,9 +127,9 @@ class Watch:
     """Scores the model between steps, keeps the best weights on disk, and says when it is enough."""
 
     def __init__(
-        self, setup: Trainable, folder: Path, objective: Any, is_first: bool, report: Report | None = None
+        self, setup: Trainable, folder: Path, objective: Any, world: Any, report: Report | None = None
     ) -> None:
-        self._setup, self._folder, self._objective, self._is_first = setup, folder, objective, is_first
+        self._setup, self._folder, self._objective, self._world = setup, folder, objective, world
         self._report = report
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
@@ -137,6 +139,7 @@ class Watch:
         """After a stop: evaluations up to the checkpoint that the loop goes on from count, later ones come again."""
         path = self._folder / "history.json"
         steps = [int(p.name.removeprefix("step-")) for p in (self._folder / "checkpoints").glob("step-*")]
+        self._objective.step = max(steps, default=0)  # of an evaluation that a stop cut short
         # A budget in minutes is planned by timing one evaluation of the untrained network: that is no score.
         self._is_timed = self._setup.run.train.minutes is not None and not steps
         if not path.is_file():
@@ -148,18 +151,23 @@ class Watch:
         else:
             self.history = []  # the best weights are of a step that comes again, and with it all scores
 
+    def _check(self) -> None:
+        """A signal ends an evaluation on all ranks at once; it comes again, whole, when the run goes on."""
+        if self._world.any(signals.requested()):
+            raise Stopped("stopped before the first step; run the same command again")
+
     def evaluate(self, network: Any) -> dict[str, float]:
         setup = self._setup
-        result, step = setup.score(network), self._objective.step
+        result, step = setup.score(network, self._check), self._objective.step
         if self._is_timed:
             self._is_timed = False
             return result["metrics"]
         self.history.append({"step": step, **result["metrics"]})
         if not self.best or result["score"] > self.best["score"]:
             self.best = {"step": step, **result}
-            if self._is_first:
+            if self._world.is_first:
                 setup.keep(self._folder / "best", network)
-        if self._is_first:
+        if self._world.is_first:
             artifacts.write_json(self._folder / "history.json", {"history": self.history, "best": self.best})
         if self._report is not None:
             self._report(len(self.history), result["score"])

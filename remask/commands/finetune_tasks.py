@@ -9,14 +9,15 @@ dealt out (tasks/mixing), how the heads share the encoder (model/multitask).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from remask import artifacts
-from remask.commands.finetune import is_first_rank, run_seeds, seeds_of, start_of, summarise
+from remask.commands import is_first_rank
 from remask.commands.finetune import main as finetune
+from remask.commands.finetune import run_seeds, seeds_of, start_of, summarise
 from remask.commands.finetune_part import Part, Start, fresh_network, let_learn, open_part, open_start, publish_model
 from remask.commands.finetune_run import FinetuneRun, TaskFiles
 from remask.commands.finetune_seed import Report
@@ -78,8 +79,8 @@ class TasksSetup:
         heads = {name: dump(network.of(name).head_settings) for name in self.parts}
         return {"tasks.json": json.dumps({"heads": heads}, indent=1).encode()}
 
-    def score(self, network: Any) -> dict[str, Any]:
-        found = {name: part.score(network.of(name)) for name, part in self.parts.items()}
+    def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
+        found = {name: part.score(network.of(name), check) for name, part in self.parts.items()}
         mean = sum(result["score"] for result in found.values()) / len(found)
         return {
             "metrics": {f"{task}.{name}": v for task, result in found.items() for name, v in result["metrics"].items()},

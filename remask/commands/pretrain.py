@@ -8,7 +8,6 @@ folder goes on where it stopped. Not here: how any part works.
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import os
 import platform
@@ -23,7 +22,7 @@ import numpy as np
 
 from remask import signals
 from remask.artifacts import lock, open_artifact, write_bytes, write_json
-from remask.commands import Common, common_options
+from remask.commands import Common, common_options, is_first_rank
 from remask.config import Built, Config, dump, setting, switch, to_yaml
 from remask.data.settings import DataSettings
 from remask.errors import ConfigError, MissingInputError, OutputError, Stopped
@@ -68,16 +67,11 @@ def main(
 ) -> dict[str, Any]:
     """Pretrain, or go on with it; the final held-out measures and where the model is."""
     prepared = _prepared(run)
-    if dry_run or not _is_first():
+    if dry_run or not is_first_rank():
         return _run(run, prepared, out, progress, allow_change, dry_run)
     with lock(out):  # before torch is imported: a second run in this folder is told so at once
         _claim(out, run)
         return _run(run, prepared, out, progress, allow_change, dry_run)
-
-
-def _is_first() -> bool:
-    """Of torchrun's processes, only the first writes and speaks."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _prepared(run: PretrainRun) -> Path:
@@ -386,8 +380,7 @@ def command(
     common: Common,
 ) -> None:
     """Train an encoder on prepared data. The same command in the same folder goes on."""
-    if not _is_first():
-        common = dataclasses.replace(common, progress=Progress(stream=io.StringIO()))
+    common = common.of_rank()
     given: Mapping[str, Any] = {"minutes": minutes, "steps": steps}
     if any(value is not None for value in given.values()):
         # A budget on the command line stands alone: the run file's own would otherwise end the run earlier.
@@ -405,7 +398,7 @@ def command(
     result = main(built.run, out, progress=common.progress, allow_change=common.allow_change, dry_run=common.dry_run)
     if common.dry_run:
         common.result(result, "the run is sound; nothing was trained")
-    elif _is_first():
+    elif is_first_rank():
         common.result(
             result,
             f"{out}: {result['step']:,} steps; held-out loss {result['loss']:.3f} nats, "

@@ -27,18 +27,22 @@ EVALUATION_TOKENS = 16384  # padded tokens a forward pass without gradients
 
 
 def row_outputs(
-    forward: Forward, rows: Rows, pad_id: int, *, num_tokens: int = EVALUATION_TOKENS, stop: bool = True
+    forward: Forward,
+    rows: Rows,
+    pad_id: int,
+    *,
+    num_tokens: int = EVALUATION_TOKENS,
+    check: Callable[[], None] = signals.check,
 ) -> list[Array]:
     """What the network says about every row, in row order; an output per token is cut to the row's length.
 
-    `stop`: end at a signal. An evaluation between training steps runs to its end instead: the loop saves then."""
+    `check` is called after every batch and may raise Stopped: at a signal, or where all ranks agree on one."""
     out: list[Array] = [np.empty(0)] * len(rows.ids)
     for numbers, batch in evaluation_batches(rows, pad_id, num_tokens=num_tokens):
         said = np.asarray(forward(batch), np.float32)
         for place, number in enumerate(numbers):
             out[number] = said[place, : len(rows.ids[number])] if said.ndim == 3 else said[place]
-        if stop:
-            signals.check()
+        check()
     return out
 
 

@@ -57,11 +57,19 @@ def command(verb: str, folder: Path, out: Path) -> list[str | Path]:
     return [verb, folder / f"{name}.yaml", "--init", folder / "model", "--out", out, "--json"]
 
 
+@pytest.fixture(scope="module")
+def one(folder: Path, zygote: Zygote) -> Path:
+    """Several tasks on one rank, to the end."""
+    assert zygote.run(*command("finetune", folder, folder / "one")).returncode == 0
+    return folder / "one"
+
+
+@pytest.mark.usefixtures("one")
 def test_two_ranks_equal_one_and_a_kill_equals_none_with_several_tasks(folder: Path, zygote: Zygote) -> None:
     """A head rests while it is another task's turn: on many ranks, too, where gradients are added up."""
-    assert zygote.run(*command("finetune", folder, folder / "one")).returncode == 0
     both = zygote.run_ranks(2, *command("finetune", folder, folder / "two"))
     assert [one.returncode for one in both] == [0, 0], both[0].stderr
+    assert (both[1].stdout, both[1].stderr) == ("", "")  # one rank speaks for all
     results = [json.loads((folder / name / "results.json").read_bytes()) for name in ("one", "two")]
     assert results[0]["metrics"] == pytest.approx(results[1]["metrics"], abs=0.03)
     logs = [(folder / name / "seed-0/metrics.jsonl").read_text().splitlines() for name in ("one", "two")]
@@ -75,6 +83,47 @@ def test_two_ranks_equal_one_and_a_kill_equals_none_with_several_tasks(folder: P
     for task in ("topic", "size"):
         weights = [load_file(folder / name / "tasks" / task / "model.safetensors") for name in ("one", "cut")]
         assert all((weights[0][key] == weights[1][key]).all() for key in weights[0])
+
+
+@pytest.mark.usefixtures("one")
+def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(folder: Path, zygote: Zygote) -> None:
+    """It comes again when the run goes on, as that of the step after which it was cut short."""
+    words = [str(word) for word in command("finetune", folder, folder / "stopped")]
+    code = f"""
+import sys, time
+from remask.tasks import predict
+plain = predict.row_outputs
+def slow(forward, rows, pad_id, **rest):
+    def waiting(batch):
+        with open({str(folder / "scores")!r}, "a") as file:
+            file.write("x")
+        time.sleep(0.1)
+        return forward(batch)
+    return plain(waiting, rows, pad_id, **{{**rest, "num_tokens": 16}})
+predict.row_outputs = slow
+sys.argv = ["remask", *{words!r}]
+from remask.__main__ import main
+main()
+"""
+    done = zygote.execute(code, signals=[(0.0, "SIGTERM")], wait_for=folder / "scores", size=1)
+    assert done.returncode == 75, done.stderr
+    assert "stopped in the evaluation after step" in done.stderr
+    assert (folder / "scores").stat().st_size < 15  # of 34 batches or so
+    again = zygote.run(*command("finetune", folder, folder / "stopped"))
+    assert again.returncode == 0, again.stderr
+    one, other = (json.loads((folder / name / "results.json").read_bytes()) for name in ("one", "stopped"))
+    assert one["metrics"] == other["metrics"]
+    histories = [json.loads((folder / name / "seed-0/history.json").read_bytes()) for name in ("one", "stopped")]
+    assert histories[0]["history"] == histories[1]["history"]
+
+
+def test_trackers_may_change_and_what_is_learned_from_may_not(folder: Path, zygote: Zygote, one: Path) -> None:
+    again = zygote.run(*command("finetune", folder, one), "--set", "train.trackers=[tensorboard]")
+    assert again.returncode == 0, again.stderr
+    assert "finished already" in again.stderr
+    changed = zygote.run(*command("finetune", folder, one), "--set", "temperature=3.0")
+    assert changed.returncode == 78
+    assert "run.temperature: 2.0 -> 3.0" in changed.stderr
 
 
 def test_a_killed_search_ends_like_one_that_was_not(folder: Path, zygote: Zygote) -> None:

@@ -36,12 +36,15 @@ def test_outputs_by_token_are_cut_to_the_row() -> None:
     assert all((row == number).all() for number, row in enumerate(said))
 
 
-def test_a_signal_ends_it_unless_told_to_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_it_or_what_else_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signals, "requested", lambda: True)
     rows = make_rows([4, 2, 3])
     with pytest.raises(Stopped):
         row_outputs(lambda batch: batch.lengths_B, rows, pad_id=99)
-    assert row_outputs(lambda batch: batch.lengths_B, rows, pad_id=99, stop=False) == [4, 2, 3]
+    checks: list[int] = []
+    said = row_outputs(lambda batch: batch.lengths_B, rows, pad_id=99, num_tokens=4, check=lambda: checks.append(1))
+    assert said == [4, 2, 3]
+    assert len(checks) == 3
 
 
 def test_windows_are_averaged() -> None:
