@@ -21,7 +21,7 @@ from remask.serve.catalog import Entry, split_id
 from remask.serve.guard import Guard, RefusedError, error_body
 from remask.serve.metrics import CONTENT_TYPE, Metrics
 from remask.serve.queue import Job, OverloadedError, TooMuchError
-from remask.serve.schemas import TASKS, Asked, ErrorOut, ModelsOut, StateOut
+from remask.serve.schemas import MAX_INPUTS, TASKS, Asked, ErrorOut, ModelsOut, StateOut
 from remask.serve.supervisor import EngineError, Supervisor
 
 _STATUS = {
@@ -295,6 +295,11 @@ async def _invalid(request: Request, error: Exception) -> Response:
     place = [str(part) for part in wrong["loc"][1:]]
     field = place[0] if place else None
     said = wrong["msg"][:1].lower() + wrong["msg"][1:200]
+    if field == "inputs":
+        number = next((f"[{part}]" for part in wrong["loc"] if isinstance(part, int)), "")
+        kind = TASKS[request.url.path.rpartition("/")[2]][0]
+        said = f"{number}: {said}; send {kind.one_input}, or a list of 1 to {MAX_INPUTS} such"
+        return error_response(422, "invalid", f"inputs{said}", field)
     return error_response(422, "invalid", f"{field or 'the body'}: {said}", field)
 
 

@@ -135,9 +135,14 @@ class Model:
         """The same for many (question, context); a long context is read in overlapping windows."""
         return self._now(self.questions.answers(pairs))
 
-    def choose(self, text: str, options: Sequence[str], *, long_texts: LongTexts = "error") -> Choice:
-        """Which of the options goes with the text."""
-        return self._now(self.questions.choose(text, options, long_texts=long_texts))
+    def choose(
+        self, text: str, options: Sequence[str], question: str = "", *, long_texts: LongTexts = "error"
+    ) -> Choice:
+        """Which of the options goes with the text, or answers the `question` about it.
+
+        A `_` in the question (without one: in the text) is where the option belongs.
+        """
+        return self._now(self.questions.choose(text, options, question, long_texts=long_texts))
 
     def embed(
         self,

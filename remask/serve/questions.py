@@ -7,7 +7,6 @@ each row (in order), and returns its answer. So the rows of many questions, also
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Generator, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -31,7 +30,6 @@ Row = tuple[np.ndarray, np.ndarray]  # ids, segment ids
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
-_WORD = re.compile(r"\w+|[^\w\s]")
 _MASKS_AT_ONCE = 128  # scores over a whole vocabulary are large
 
 
@@ -110,7 +108,7 @@ class Questions:
             ids = self.tokenizer.encode_marked(text)
             if self.tokenizer.mask_id not in ids:
                 raise NoMaskError(f"{_short(text)}: has no {self.tokenizer.special_names['mask']} to fill")
-            rows.append(self._joined([ids], "error", text))
+            rows.append(self._joined([ids], None, text))
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[list[Fill]]:
             positions_M = (batch.input_ids_BS == self.tokenizer.mask_id).flatten().nonzero().squeeze(1)
@@ -202,11 +200,12 @@ class Questions:
     def tag(self, texts: Sequence[str]) -> Question[list[list[Entity]]]:
         from remask.tasks.conll import Sentence, encode_sentences
         from remask.tasks.entities import entities
+        from remask.tasks.stream import WORD
 
         self._need("tag")
         size = sum(map(len, _several(texts)))
         self.on_text(size)
-        words = [[(m.group(), m.start(), m.end()) for m in _WORD.finditer(text)] for text in texts]
+        words = [[(m.group(), m.start(), m.end()) for m in WORD.finditer(text)] for text in texts]
         sentences = [
             Sentence(tuple(w for w, _, _ in found), None, _short(t)) for t, found in zip(texts, words, strict=True)
         ]
@@ -270,11 +269,17 @@ class Questions:
             found.append(Answer(text, said.start if text else 0, said.start + len(text) if text else 0, score))
         return found
 
-    def choose(self, text: str, options: Sequence[str], *, long_texts: LongTexts = "error") -> Question[Choice]:
+    def choose(
+        self, text: str, options: Sequence[str], question: str = "", *, long_texts: LongTexts = "error"
+    ) -> Question[Choice]:
+        from remask.tasks.race import ChoiceQuestion, parts_of
+
         self._need("choose")
         if len(options) < 2:
             raise DataError(f"{len(options)} options: a choice needs at least two")
-        rows = [self.row((text, option), long_texts) for option in options]
+        passage, said = (text, question) if question else ("", text)
+        asked = ChoiceQuestion(passage, said, tuple(options), 0, "", _short(text))
+        rows = [self.row(parts_of(asked, option), long_texts) for option in options]  # as in training
         scores = yield (
             rows,
             Reading("choose", lambda batch, hidden: self.network.choose(hidden, batch.lengths_B).float().tolist()),
@@ -335,21 +340,21 @@ class Questions:
         if method not in self.methods:
             raise CannotError(f"{self.folder.name}: this model cannot {method}; it can {', '.join(self.methods)}")
 
-    def row(self, text: str | Pair, long_texts: LongTexts, marked: bool = False) -> Row:
+    def row(self, text: str | tuple[str, ...], long_texts: LongTexts, marked: bool = False) -> Row:
         """A text or pair with its special tokens. `marked`: the mask's name in it is the mask."""
         texts = [text] if isinstance(text, str) else list(text)
         self.on_text(sum(map(len, texts)))
         encode = self.tokenizer.encode_marked if marked else self.tokenizer.encode
         return self._joined([encode(part) for part in texts], long_texts, texts[0])
 
-    def _joined(self, parts: list[np.ndarray], long_texts: LongTexts, text: str) -> Row:
+    def _joined(self, parts: list[np.ndarray], long_texts: LongTexts | None, text: str) -> Row:
+        """`long_texts` None: they can only be refused."""
         room = self.frame.room(len(parts))
         size = sum(len(part) for part in parts)
         if size > room:
-            if long_texts == "error":
-                raise TooLongError(
-                    f"{_short(text)}: has {size:,} tokens, this model takes {room:,}; shorten it or let it be cut"
-                )
+            if long_texts != "cut":
+                hint = "" if long_texts is None else ', or have it cut (long_texts = "cut")'
+                raise TooLongError(f"{_short(text)}: has {size:,} tokens, this model takes {room:,}; shorten it{hint}")
             kept = room if len(parts) == 1 else max(room - len(parts[1]), room // 2)
             parts = [parts[0][:kept], *(part[: room - min(kept, len(parts[0]))] for part in parts[1:])]
         return self.frame.join(parts)

@@ -79,8 +79,8 @@ class Piece:
 def characters(task: str, item: Any) -> list[int]:
     """Characters of each row that an input becomes."""
     if task == "choose":
-        text, options = item
-        return [len(text) + len(option) for option in options]
+        text, options, question = item
+        return [len(text) + len(question) + len(option) for option in options]
     if task == "rank":
         query, texts = item
         return [len(query), *(len(text) for text in texts)]

@@ -6,7 +6,7 @@ document: the engine's process writes the JSON itself. Not here: routes (app), w
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
@@ -43,6 +43,7 @@ class QuestionContext(Strict):
 class TextOptions(Strict):
     text: Text
     options: list[Text] = Field(min_length=2, max_length=32)
+    question: Text = Field("", description="about the text; where it has a `_`, the option is put there")
 
 
 class QueryTexts(Strict):
@@ -54,9 +55,13 @@ ListPair = Annotated[list[Text], Field(min_length=2, max_length=2)]
 Texts = Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
-class Asked(Strict):
-    """What every request has."""
+_PAIR = '[text, text2] or {"text": ..., "text2": ...}'
 
+
+class Asked(Strict):
+    """What every request has. `one_input`: what an input is, for whoever sent something else."""
+
+    one_input: ClassVar[str] = "a text"
     model: Annotated[str, Field(min_length=1, max_length=120, description="an id of /v1/models, or ID@STEP")] | None = (
         None
     )
@@ -88,6 +93,8 @@ class Classify(Asked):
 class _Pairs(Asked):
     """One pair sent as a list of two texts looks like a list: it is told from a list of pairs by what it holds."""
 
+    one_input = _PAIR
+
     def items(self) -> list[Any]:
         inputs = self.model_dump(include={"inputs"})["inputs"]
         if isinstance(inputs, list) and not isinstance(inputs[0], str):
@@ -107,10 +114,12 @@ class Tag(Asked):
 
 
 class Answer(Asked):
+    one_input = '{"question": ..., "context": ...}'
     inputs: QuestionContext | Annotated[list[QuestionContext], Field(min_length=1, max_length=MAX_INPUTS)]
 
 
 class Choose(Asked):
+    one_input = '{"text": ..., "options": [...]}'
     inputs: TextOptions | Annotated[list[TextOptions], Field(min_length=1, max_length=MAX_INPUTS)]
     long_texts: LongTexts = "error"
 
@@ -123,12 +132,14 @@ class Embed(Asked):
 
 
 class Rank(Asked):
+    one_input = '{"query": ..., "texts": [...]}'
     inputs: QueryTexts | Annotated[list[QueryTexts], Field(min_length=1, max_length=MAX_INPUTS)]
     top_k: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_INPUTS)] | None = None
     long_texts: LongTexts = "error"
 
 
 class Encode(Asked):
+    one_input = f"a text, or {_PAIR} in a list"
     inputs: Text | TextPair | Annotated[list[Text | TextPair | ListPair], Field(min_length=1, max_length=MAX_INPUTS)]
     states: bool = True
     attentions: bool = False
@@ -201,7 +212,7 @@ class EncodedOut(BaseModel):
 class TokensOut(BaseModel):
     ids: list[int]
     tokens: list[str]
-    spans: list[list[int]]
+    spans: list[list[int]] = Field(description="code points [start, end) of each, without the space before a word")
     bytes: list[Hex]
 
 

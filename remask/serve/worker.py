@@ -271,7 +271,7 @@ def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> li
     if task == "answer":
         return [questions.answers([pair]) for pair in inputs]
     if task == "choose":
-        return [questions.choose(text, offered, **cut) for text, offered in inputs]
+        return [questions.choose(text, offered, question, **cut) for text, offered, question in inputs]
     if task == "embed":
         return [questions.embed(inputs, pooling=options["pooling"], normalize=options["normalize"], **cut)]
     if task == "rank":

@@ -58,7 +58,7 @@ def test_typed_and_linked(page_browser: Any, page_server: Server) -> None:
 @pytest.mark.parametrize("task, model, inputs", [
     ("fill-mask", "run", ["text", "targets"]), ("classify", "topics", ["text"]), ("pairs", "topics", ["text", "text2"]),
     ("tag", "names", ["text"]), ("answer", "answers", ["question", "context"]),
-    ("choose", "choices", ["text", "options"]), ("embed", "run", ["texts"]),
+    ("choose", "choices", ["text", "question", "options"]), ("embed", "run", ["texts"]),
     ("tokenize", "run", ["text"]), ("attention", "run", ["text"]),
 ])  # fmt: skip
 def test_in_every_field(page_browser: Any, page_server: Server, task: str, model: str, inputs: list[str]) -> None:

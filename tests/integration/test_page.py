@@ -37,8 +37,8 @@ TASKS: dict[str, tuple[str, str, dict[str, str], dict[str, Any]]] = {
     "choose": (
         "choices",
         "Choose",
-        {"Text and question": "The fox", "Options, one a line": "jumps\nwrote"},
-        {"inputs": {"text": "The fox", "options": ["jumps", "wrote"]}},
+        {"Text": "The fox", "Question about it (may be left empty)": "Who", "Options, one a line": "jumps\nwrote"},
+        {"inputs": {"text": "The fox", "question": "Who", "options": ["jumps", "wrote"]}},
     ),
     "rank": (
         "run",

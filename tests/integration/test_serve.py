@@ -88,6 +88,9 @@ def test_every_task_answers_as_the_python_interface_does(served: Served, models:
     same(served.outputs("answer", asked), [asdict(spans.answer(*asked.values()))])
     choice = spans.choose("The dog", ["jumps", "sleeps"])
     same(served.outputs("choose", {"text": "The dog", "options": ["jumps", "sleeps"]}), [asdict(choice)])
+    choice = spans.choose("The dog", ["jumps", "sleeps"], "Who _ it?")
+    about = {"text": "The dog", "options": ["jumps", "sleeps"], "question": "Who _ it?"}
+    same(served.outputs("choose", about), [asdict(choice)])
     same(served.outputs("embed", TEXTS), lm.embed(TEXTS))
     same(
         served.outputs("embed", TEXTS, pooling="mean", normalize=False),
@@ -208,6 +211,19 @@ def test_mistakes_have_a_code_a_sentence_and_a_place(
     assert (found, said["error"]["code"], said["error"].get("field")) == (status, code, field), said
     assert len(said["error"]["message"].splitlines()) == 1
     assert "/" not in re.sub(r"/v1/\w+", "", said["error"]["message"]), "no path of the server"
+
+
+@pytest.mark.parametrize(
+    "task, inputs, words",
+    [
+        ("pairs", ["a"], "inputs[0]: input should be a valid dictionary or object to extract fields from; send [text"),
+        ("classify", ["a", 1], "inputs[1]: input should be a valid string; send a text, or a list of 1 to 256 such"),
+        ("rank", {"query": "a"}, 'inputs: field required; send {"query": ..., "texts": [...]}'),
+    ],
+)
+def test_inputs_of_another_form_are_told_the_right_one(served: Served, task: str, inputs: Any, words: str) -> None:
+    _, said, _ = served.ask(f"/v1/{task}", {"inputs": inputs})
+    assert said["error"]["message"].startswith(words)
 
 
 def test_a_long_text_is_cut_where_asked(served: Served) -> None:

@@ -3,7 +3,8 @@
 
 const TOKEN_KEY = "remask-token";
 
-/** What went wrong, for people: `kind` is busy, offline, token, long (a text beyond the model's length) or refused. */
+/** What went wrong, for people: `kind` is busy, offline, token, long (a text beyond the model's length), cannot (another
+    model could) or refused. */
 export class Trouble extends Error {
   constructor(kind, message) {
     super(message);

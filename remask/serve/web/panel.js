@@ -167,7 +167,7 @@ export class Panel {
   async answerOf(part, signal) {
     if (part.body.wait) return part;
     if (!part.model.tasks.includes(this.task.path ?? this.key)) {
-      return { ...part, trouble: new Trouble("refused", "This model has no such task.") };
+      return { ...part, trouble: new Trouble("cannot", "This model has no such task.") };
     }
     try {
       const outputs = await ask(this.path, part.body, signal);
@@ -199,7 +199,7 @@ export class Panel {
   content({ model, body, found, trouble }, values, { peak, memory }) {
     if (body.wait) return el("p", { class: "soft" }, body.wait);
     if (trouble) {
-      const again = quiet("Try again", () => this.run());
+      const again = trouble.kind === "cannot" ? null : quiet("Try again", () => this.run());
       const cut = trouble.kind === "long" && this.task.cuts ? quiet("Cut it to fit", () => this.setCut(true)) : null;
       const buttons = el("div", { class: "buttons" }, cut, again);
       return el("div", { class: "alert", role: "alert" }, el("p", {}, trouble.message), buttons);

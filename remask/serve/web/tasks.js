@@ -110,13 +110,15 @@ const choose = {
   name: "Choose",
   cuts: true,
   fields: [
-    text("text", "Text and question", 4, "It rained all night. What is the street like in the morning?"),
+    text("text", "Text", 4, "It rained all night, and nobody had closed the windows."),
+    line("question", "Question about it (may be left empty)", "What is the floor like in the morning?"),
     text("options", "Options, one a line", 4, "It is wet.\nIt is dusty.\nIt is closed."),
   ],
   request(values) {
     const options = lines(values.options);
     if (!values.text.trim() || options.length < 2) return wait("Write a text and at least two options.");
-    return { inputs: { text: values.text, options } };
+    const question = values.question.trim();
+    return { inputs: { text: values.text, options, ...(question ? { question } : {}) } };
   },
   show({ index, scores }, _, { body }) {
     return bars("Options", scores.map((share, i) => row(body.inputs.options[i], share, i === index)), 1);

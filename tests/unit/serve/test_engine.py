@@ -17,6 +17,7 @@ from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import save_model
 from remask.serve.engine import Model
+from remask.tasks.race import ChoiceQuestion, encode_choices
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "num_heads": 4, "num_layers": 2, "ffn_size": 48, "max_length": 24, "init_std": 0.3,
@@ -199,6 +200,18 @@ def test_choices_are_scored_together(tmp_path: Path, bpe: Path) -> None:
     assert choice.index == int(np.argmax(choice.scores))
     with pytest.raises(DataError, match="at least two"):
         model.choose("The dog.", ["jumps"])
+
+
+@pytest.mark.parametrize("text, question", [("The dog.", ""), ("The _ river", ""), ("Mary", "Who"), ("Mary", "The _")])
+def test_choices_are_asked_as_they_are_trained(tmp_path: Path, bpe: Path, text: str, question: str) -> None:
+    model = make(tmp_path / "m", bpe, HeadSettings(choice=True))
+    options = ("jumps", "over the river")
+    passage, said = (text, question) if question else ("", text)
+    trained = encode_choices(
+        [ChoiceQuestion(passage, said, options, 0, "", "here")], model.tokenizer, model.questions.frame
+    )
+    asked, _ = next(model.questions.choose(text, options, question))
+    assert [ids.tolist() for ids, _ in asked] == [ids.tolist() for ids in trained.ids]
 
 
 def test_vectors_and_states(tmp_path: Path, bpe: Path) -> None:

@@ -121,7 +121,7 @@ def test_estimates_follow_the_task() -> None:
     assert waiting.estimate("tag", "a" * 1_000, 64) == 1_004
     assert waiting.estimate("answer", ("q", "c" * 999), 64) == 4_016
     assert waiting.estimate("tokenize", "a" * 996, 64) == pytest.approx(20)
-    assert characters("choose", ("ab", ["c", "def"])) == [3, 5]
+    assert characters("choose", ("ab", ["c", "def"], "q")) == [4, 6]
     assert characters("rank", ("ab", ["c", "def"])) == [2, 1, 3]
 
 
