@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import artifacts, signals
 from remask.commands.finetune_run import FinetuneRun, TaskFiles
+from remask.commands.finetune_units import Units
 from remask.config import dump, fingerprint
 from remask.errors import ConfigError, DataError
 from remask.progress import Progress
@@ -49,6 +51,7 @@ class Part:
     train_rows: Rows
     dev_rows: Rows
     pad_id: int
+    units: Units | None  # of a regression
 
     @property
     def fingerprint(self) -> str:
@@ -71,6 +74,7 @@ class Part:
         """Metrics on the dev rows, the tables behind them, and the value that chooses between models."""
         problem = self.problem
         outputs = predict_rows(network, problem.kind, self.dev_rows, self.pad_id, check)
+        outputs = outputs if self.units is None else self.units.outside(outputs)
         result = problems.score(outputs, self.dev_rows, problem.dev, problem.kind, problem.labels)
         return {**result, "score": result["metrics"][problem.metric]}
 
@@ -124,7 +128,9 @@ def open_part(files: TaskFiles, start: Start, progress: Progress, name: str = ""
         problems.encode(items, problem.kind, problem.labels, tokenizer, frame, files.rows)
         for items in (problem.train, problem.dev)
     )
-    part = Part(files, problem, train, dev, tokenizer.pad_id)
+    units = Units.of(problem)
+    train = train if units is None else units.inside(train)
+    part = Part(files, problem, train, dev, tokenizer.pad_id, units)
     before = f"  {name}: " if name else "  "
     for note in problem.notes:
         progress.say(f"{before}{note}")
@@ -152,7 +158,11 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     network = loaded.network
     if (loaded.labels or ()) != part.problem.labels or _task_of(loaded.folder) not in (None, part.problem.task):
         network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
-    return with_heads(network, heads, seed, settings)
+    keeps_numbers = part.units is not None and network.heads.classifier is not None
+    network = with_heads(network, heads, seed, settings)
+    if part.units is not None and keeps_numbers:
+        part.units.back.fold(network.heads.classifier)
+    return network
 
 
 def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
@@ -189,12 +199,13 @@ def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start
 
     extra = {f"tokenizer/{name}": data for name, data in start.tokenizer.files().items()}
     extra["task.json"] = part.task_json()
-    if run.learn == "lora":
-        extra |= {f"{ADAPTER}/{name}": data for name, data in adapter_files(network, run.lora, run.init).items()}
-    save_model(
-        folder, merged_network(network), None, part.problem.labels or None, inputs={"init": start.fingerprint},
-        extra=extra, replace=True,
-    )  # fmt: skip
+    with nullcontext() if part.units is None else part.units.spoken_by(network):
+        if run.learn == "lora":
+            extra |= {f"{ADAPTER}/{name}": data for name, data in adapter_files(network, run.lora, run.init).items()}
+        save_model(
+            folder, merged_network(network), None, part.problem.labels or None, inputs={"init": start.fingerprint},
+            extra=extra, replace=True,
+        )  # fmt: skip
 
 
 def copy_model(source: Path, target: Path, extra: Mapping[str, bytes] | None = None) -> None:

@@ -106,6 +106,28 @@ def test_numbers_and_several_labels(task_model: Path, tmp_path: Path, task: str,
     assert values["metrics"][metric] > 0.7
 
 
+def test_numbers_of_any_size_are_reached(task_model: Path, tmp_path: Path) -> None:
+    """Prices in the thousands, at a rate whose steps alone would never get there."""
+    from remask.model.store import open_model
+
+    def price(words: list[str]) -> float:
+        return 250_000.0 + 4_000.0 * ("red" in words)
+
+    train, dev = (write_rows(tmp_path / f"{name}.jsonl", n, n, price) for name, n in (("train", 320), ("dev", 80)))
+    run = run_for(task_model, train, dev, task="regress", **{"train.epochs": 8.0})
+    values = finetune.main(run, tmp_path / "out", progress=quiet())
+    assert values["metrics"]["mean_absolute_error"] < 1_000
+    # The model that was kept answers in the units of the file, and a second run begins with what it knows.
+    setup = finetune.prepare(run, quiet())
+    rows, pad_id = setup.part.dev_rows, setup.part.pad_id
+    kept = [float(o[0]) for o in finetune.predict_rows(open_model(tmp_path / "out").network, "regress", rows, pad_id)]
+    error = np.abs(np.array(kept) - [e.label for e in setup.problem.dev]).mean()
+    assert error == pytest.approx(values["metrics"]["mean_absolute_error"], rel=1e-3)
+    again = finetune.prepare(run.model_copy(update={"init": str(tmp_path / "out")}), quiet())
+    begun = finetune.predict_rows(again.build(0), "regress", rows, pad_id)  # in the run's own units
+    assert [float(o[0]) for o in again.part.units.outside(begun)] == pytest.approx(kept, rel=1e-4)
+
+
 def test_pairs(task_model: Path, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with (tmp_path / "t.jsonl").open("w") as file:

@@ -50,7 +50,7 @@ def run_for(model: Path, folder: Path, **options: Any) -> finetune.FinetuneRun:
     tasks[0]["table"] = {"text": "body", "label": "topic"}
     values = {
         "init": str(model), "tasks": tasks, "train.precision": "fp32", "train.device": "cpu", "batch.num_rows": 16,
-        "train.epochs": 6.0, "train.learning_rate": 5e-3, **options,
+        "train.epochs": 8.0, "train.learning_rate": 5e-3, **options,
     }  # fmt: skip
     return build_run(finetune.FinetuneRun, options=values).run
 
