@@ -82,7 +82,7 @@ class Pretraining:
         noise = self._noise(batch, step)
         hidden_BSD = model.encode(batch, noise)
         labels_M = _given(batch.masked_labels_M)
-        loss, correct = cross_entropy(model.masked_lm(hidden_BSD, batch.masked_positions_M), labels_M)
+        loss, correct = model.masked_lm_loss(hidden_BSD, batch.masked_positions_M, labels_M)
         parts["mlm"] = Part(loss, len(labels_M))
         metrics["accuracy"] = Part(correct, len(labels_M))
         if "sentence" in self.weights and batch.sentence_labels_B is not None:
@@ -94,12 +94,10 @@ class Pretraining:
 
     def _causal(self, model: Any, batch: Batch, step: int | None, parts: dict[str, Part]) -> None:
         """Every token from those to its left, on the text as it stood before masking."""
-        from remask.model.loss import cross_entropy
-
         hidden_BSD = model.encode(batch, self._noise(batch, step), causal=True)
         positions_M = _predicts_next(batch).flatten().nonzero().squeeze(1)
         labels_M = batch.input_ids_BS.flatten()[positions_M + 1]
-        loss, _ = cross_entropy(model.masked_lm(hidden_BSD, positions_M), labels_M)
+        loss, _ = model.masked_lm_loss(hidden_BSD, positions_M, labels_M)
         parts["causal"] = Part(loss, len(positions_M))
 
     def _split(self, batch: Batch) -> tuple[Batch | None, Batch | None]:
@@ -192,8 +190,6 @@ def held_out(model: Any, batches: Iterable[Batch], token_lengths_V: np.ndarray) 
     Bits per byte: the sum of -log2 p over the masked tokens by the bytes of those tokens."""
     import torch
 
-    from remask.model.loss import cross_entropy
-
     device = next(model.parameters()).device
     nats = right = 0.0
     tokens = num_bytes = 0
@@ -202,8 +198,8 @@ def held_out(model: Any, batches: Iterable[Batch], token_lengths_V: np.ndarray) 
         tokens += len(labels_M)
         num_bytes += int(token_lengths_V[labels_M].sum())
         on_device = batch.map(lambda array: torch.as_tensor(array).to(device))
-        logits_MV = model.masked_lm(model.encode(on_device, None), on_device.masked_positions_M)
-        loss, correct = cross_entropy(logits_MV, _given(on_device.masked_labels_M))
+        hidden_BSD = model.encode(on_device, None)
+        loss, correct = model.masked_lm_loss(hidden_BSD, on_device.masked_positions_M, on_device.masked_labels_M)
         nats += float(loss)
         right += float(correct)
     loss_per_token = nats / max(1, tokens)

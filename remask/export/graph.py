@@ -85,7 +85,7 @@ class _TracedEncoder(Encoder):
         size = batch.input_ids_BS.shape[1]
         positions_BS = ((~padding_BS).long().cumsum(1) - 1).clamp(0, self.settings.max_length - 1)
         sight = _MaskedSight([size], size, padding_BS.device, causal, padding_BS=padding_BS)
-        return View(_Grid([size], size, None), sight, positions_BS)
+        return View(_Grid([size], [size], size, None), sight, positions_BS)
 
 
 class _TracedNetwork(Network):

@@ -12,7 +12,6 @@ import math
 import torch
 
 from remask.model.interop_weights import our_shapes
-from remask.model.loss import cross_entropy
 from remask.model.network import Network
 from remask.model.noise import Noise
 from remask.model.settings import HeadSettings, ModelSettings
@@ -94,7 +93,7 @@ def training_loss(network: Network, batch: Batch) -> torch.Tensor:
     assert batch.masked_positions_M is not None
     assert batch.masked_labels_M is not None
     hidden_BSD = network.encode(batch, Noise(0, 0, batch.example_ids_B))
-    return cross_entropy(network.masked_lm(hidden_BSD, batch.masked_positions_M), batch.masked_labels_M)[0]
+    return network.masked_lm_loss(hidden_BSD, batch.masked_positions_M, batch.masked_labels_M)[0]
 
 
 def activation_bytes(network: Network, num_rows: int, length: int) -> int:

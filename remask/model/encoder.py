@@ -20,14 +20,11 @@ from remask.errors import DataError
 from remask.model.attention import Sight, attend, hidden_tokens, rotary_angles, rotate
 from remask.model.noise import Noise, Site
 from remask.model.settings import ModelSettings
+from remask.model.shapes import round_size
 from remask.schema import Batch
 
 # Shapes: B rows, S positions of a row, T tokens laid end to end (all B x S, or only the real ones), V vocabulary,
 # E width of the embeddings, D width of a state, N heads, K width of a head, F width inside the FFN.
-
-# Rows that are this full stay padded. A number of tokens that changes with every batch has its price: kernels that are
-# prepared anew for every shape (measured in bf16 on rows 92 % full: 1.24 times slower and twice the memory).
-_WORTH_UNPADDING = 0.85
 
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}  # -> F.gelu's `approximate`
 
@@ -37,6 +34,7 @@ class Rows:
     """Where the tokens of a batch stand: B rows of S positions, of which `tokens_T` (None: all) are computed."""
 
     lengths: list[int]  # real tokens of every row
+    computed: list[int]  # of every row, from its first position on: the real ones, and padding up to one of few sizes
     num_positions: int
     tokens_T: torch.Tensor | None
 
@@ -45,16 +43,18 @@ class Rows:
         num_positions = batch.input_ids_BS.shape[1]
         lengths = batch.lengths_B.tolist()
         assert 1 <= min(lengths) <= max(lengths) <= num_positions, "lengths do not fit the rows"
-        tokens_T = None
-        if unpad and sum(lengths) < _WORTH_UNPADDING * len(lengths) * num_positions:
-            columns_S = torch.arange(num_positions, device=batch.input_ids_BS.device)
-            tokens_T = (columns_S < batch.lengths_B[:, None]).flatten().nonzero().squeeze(1)
-        return cls(lengths, num_positions, tokens_T)
-
-    @property
-    def computed(self) -> list[int]:
-        """How many tokens of every row are computed."""
-        return [self.num_positions] * len(self.lengths) if self.tokens_T is None else self.lengths
+        spare = round_size(sum(lengths)) - sum(lengths)
+        if not unpad or sum(lengths) + spare >= len(lengths) * num_positions:
+            return cls(lengths, [num_positions] * len(lengths), num_positions, None)
+        computed = []
+        for length in lengths:
+            extra = min(spare, num_positions - length)
+            computed.append(length + extra)
+            spare -= extra
+        columns_S = torch.arange(num_positions, device=batch.input_ids_BS.device)
+        computed_B = torch.tensor(computed, device=batch.input_ids_BS.device)
+        tokens_T = (columns_S < computed_B[:, None]).flatten().nonzero().squeeze(1)
+        return cls(lengths, computed, num_positions, tokens_T)
 
     def take(self, ids_BS: torch.Tensor) -> torch.Tensor:
         """ids_T."""
@@ -266,7 +266,7 @@ class Encoder(nn.Module):
         if self.norm is not None:
             x_TD = self.norm(x_TD)
         hidden_BSD = rows.pad(x_TD)
-        if rows.tokens_T is None and min(rows.lengths) < rows.num_positions:
+        if rows.computed != rows.lengths:
             columns_S = torch.arange(rows.num_positions, device=hidden_BSD.device)
             hidden_BSD = hidden_BSD.masked_fill((columns_S >= batch.lengths_B[:, None])[:, :, None], 0.0)
         return hidden_BSD

@@ -17,7 +17,9 @@ _CHUNK_VALUES = 1 << 20  # logits handled at a time: 4 MB in fp32
 
 
 def cross_entropy(logits_MV: torch.Tensor, labels_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(sum of -log p(label) as an fp32 scalar, number of rows whose largest logit is the label's)."""
+    """(sum of -log p(label) as an fp32 scalar, number of rows whose largest logit is the label's).
+
+    Logits beyond the last label are padding: they cost nothing and learn nothing."""
     return _CrossEntropy.apply(logits_MV, labels_M)
 
 
@@ -28,8 +30,8 @@ class _CrossEntropy(torch.autograd.Function):
         correct = torch.zeros((), dtype=torch.int64, device=logits_MV.device)
         grad_MV = torch.empty_like(logits_MV) if ctx.needs_input_grad[0] else None
         rows = max(1, _CHUNK_VALUES // logits_MV.shape[1])
-        for start in range(0, logits_MV.shape[0], rows):
-            part_RV = logits_MV[start : start + rows].float()
+        for start in range(0, len(labels_M), rows):
+            part_RV = logits_MV[start : min(start + rows, len(labels_M))].float()
             labels_R1 = labels_M[start : start + rows, None]
             top_R1, best_R1 = part_RV.max(dim=1, keepdim=True)
             shifted_RV = part_RV - top_R1
@@ -41,9 +43,10 @@ class _CrossEntropy(torch.autograd.Function):
             if grad_MV is not None:
                 probs_RV = exp_RV.div_(sum_R1)
                 probs_RV.scatter_add_(1, labels_R1, torch.full_like(sum_R1, -1.0))
-                grad_MV[start : start + rows] = probs_RV
+                grad_MV[start : start + len(probs_RV)] = probs_RV
         ctx.mark_non_differentiable(correct)
         if grad_MV is not None:
+            grad_MV[len(labels_M) :] = 0.0
             ctx.save_for_backward(grad_MV)
         return total, correct
 

@@ -13,14 +13,17 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from remask.errors import ConfigError
 from remask.model.encoder import Encoder, Ffn
 from remask.model.heads import Heads
+from remask.model.loss import cross_entropy
 from remask.model.noise import Noise, Site
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
+from remask.model.shapes import round_size
 from remask.schema import Batch
 
 # Shapes: B rows, S positions, D width of a state, M predicted positions, V vocabulary, C classes or tags.
@@ -50,6 +53,13 @@ class Network(nn.Module):
         assert head is not None, "this network has no masked-LM head"
         hidden_MD = hidden_BSD.flatten(0, 1).index_select(0, positions_M)
         return head(hidden_MD, self.encoder.embeddings.tokens.weight)
+
+    def masked_lm_loss(
+        self, hidden_BSD: torch.Tensor, positions_M: torch.Tensor, labels_M: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(summed loss, how many were right) of the labels at these positions."""
+        spare = round_size(len(positions_M)) - len(positions_M)
+        return cross_entropy(self.masked_lm(hidden_BSD, F.pad(positions_M, (0, spare))), labels_M)
 
     def sentence(
         self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, noise: Noise | None = None
