@@ -61,7 +61,7 @@ def train(
 
     `locked`: the caller holds the folder's lock already. `flops_per_token`: of a step, forward and backward; given, the
     share of the machine's peak (perf/mfu) is logged. `started` is called once it is settled that the folder's run is
-    this one: a run that is refused leaves what another one wrote.
+    this one and goes on: one that is refused, or has nothing left to do, leaves what was written of it.
     """
     world = world or World()
     with ExitStack() as stack:
@@ -70,7 +70,7 @@ def train(
         run = Session(model, objective, settings, folder, identity, carried, progress, seed, world, flops_per_token)
         stack.callback(run.close)
         batches = run.restore_or_start(batches, evaluate, allow_change)
-        if started is not None:
+        if started is not None and run.step < run.num_steps:
             started()
         ahead = stack.enter_context(Ahead(batches, settings.prefetch, settings.batch_timeout_seconds))
         stage = stack.enter_context(progress.stage(name, run.num_steps, "steps"))

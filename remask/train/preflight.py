@@ -18,6 +18,7 @@ from remask.train.settings import TrainSettings
 
 PAPER_RATES = ((131_072, 1e-4), (1_048_576, 7e-4), (4_194_304, 1e-3))  # tokens a step, peak learning rate
 MANY_EPOCHS = 40.0  # BERT's own number of passes; beyond it small corpora got worse, not better
+FAR_ABOVE, BASE_WIDTH = 5.0, 768  # times the papers' batch rule for networks of their sizes: a judgement, not a trial
 REACHED = 0.5  # of the speed of large matrix products, by steps of small and middle networks
 PLATEAU_RATE = 1e-3  # post-norm from this learning rate on stayed at word frequencies in trials (6 x 384, small batch)
 
@@ -129,8 +130,8 @@ def lines(facts: Facts, settings: TrainSettings) -> list[str]:
     found.append(f"needs about {_bytes(facts.memory_bytes)} of memory{each} and {disk}")
     if facts.ranks > 1:
         found.append(
-            f"ranks: {facts.ranks} by {facts.parallel}, {facts.micro_batches:,} micro-batches a step; each sends about "
-            f"{_bytes(facts.traffic_bytes)} a step and receives as much"
+            f"ranks: {facts.ranks} by {facts.parallel}, micro-batches a step: {facts.micro_batches:,}; each sends "
+            f"about {_bytes(facts.traffic_bytes)} a step and receives as much"
         )
     if facts.num_steps is not None and facts.flops_per_second:
         seconds = facts.planned_tokens * facts.flops_per_token / (REACHED * facts.flops_per_second)
@@ -145,6 +146,14 @@ def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
         found.append(
             f"learning rate {settings.learning_rate:g} with norm: post is known to stay at word frequencies or to "
             "diverge with small batches; 5e-4, or model.norm=pre, does not"
+        )
+    rule = paper_rate(facts.tokens_per_step)
+    wide = facts.post_norm and facts.hidden_size >= BASE_WIDTH
+    if wide and settings.optimizer == "adamw" and settings.learning_rate > FAR_ABOVE * rule:
+        found.append(
+            f"learning rate {settings.learning_rate:g} is {settings.learning_rate / rule:.0f} times the paper's rule "
+            f"for this batch ({rule:.1e}): a network as wide as base may diverge; a larger data.batch.num_rows or a "
+            "lower rate is safer"
         )
     if facts.post_norm and settings.warmup == 0:
         found.append("norm: post without a warmup is known to diverge; train.warmup=0.06 is a good start")

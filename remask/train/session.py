@@ -114,7 +114,6 @@ class Session:
             planned = state["budget"]
             self._check_identity(found, state, allow_change)
             size = self._load(found, state)
-            self.say(f"  going on after step {self.step:,} of {self.num_steps:,} ({found.folder.name})")
         if self.world.is_first:
             self._metrics = Metrics(self._folder / "metrics.jsonl", size)
             self._trackers.follow(self._metrics.path)
@@ -126,7 +125,9 @@ class Session:
             self.cursor = batches.first_cursor()
             if self.save_every:
                 self.save()
-        elif self._owes_evaluation:
+            return batches
+        self.say(f"  going on after step {self.step:,} of {self.num_steps:,} ({found.folder.name})")
+        if self._owes_evaluation:
             self.evaluate(evaluate)
             self._saved_step = -1  # the stop's own checkpoint knows nothing of it
             self.save_if_due()

@@ -81,7 +81,7 @@ def test_what_a_rank_holds_and_sends() -> None:
     assert copied.memory_bytes - copied.state_bytes == (one.memory_bytes - one.state_bytes) / 2
     text = "\n".join(lines(fsdp, TrainSettings()))
     assert "for each rank" in text
-    assert "ranks: 4 by fsdp, 8 micro-batches a step; each sends about 720 MB" in text
+    assert "ranks: 4 by fsdp, micro-batches a step: 8; each sends about 720 MB" in text
     assert "ranks:" not in "\n".join(lines(one, TrainSettings()))
 
 
@@ -90,6 +90,10 @@ def test_warnings_where_settings_are_known_to_go_wrong() -> None:
     assert warnings(FACTS, good) == []
     assert "word frequencies" in warnings(FACTS, TrainSettings(learning_rate=2e-3))[0]
     assert warnings(replace(FACTS, post_norm=False), TrainSettings(learning_rate=2e-3)) == []
+    base = replace(FACTS, hidden_size=768)
+    assert "25 times the paper's rule" in warnings(base, TrainSettings(learning_rate=4.4e-4))[0]
+    assert warnings(base, TrainSettings(learning_rate=5e-5)) == []
+    assert warnings(replace(base, tokens_per_step=8192 * 512), TrainSettings(learning_rate=1e-3)) == []
     assert "without a warmup" in warnings(FACTS, TrainSettings(learning_rate=5e-4, warmup=0.0))[0]
     many = warnings(replace(FACTS, num_steps=100_000, planned_passes=100.0), good)[0]
     assert "read 100 times" in many
