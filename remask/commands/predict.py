@@ -169,7 +169,7 @@ def _begin(identity: Mapping[str, Any], out: Path, work: Path) -> dict[str, Any]
     before = work / "identity.json"
     if before.is_file():
         changed = differences(json.loads(before.read_bytes()), json.loads(json.dumps(identity)))
-        if changed:
+        if changed and any(work.glob("part-*")):  # without answers there is nothing to lose: a mistake put right
             lines = "\n".join(f"  {key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
             raise ConfigError(
                 f"{out}: another command began this file; choose another --out or remove {work}:\n{lines}"

@@ -294,6 +294,13 @@ def test_what_cannot_be_done_is_said_first(models: dict[str, Path], task_model: 
 # ------------------------------------------------------------------------------------------------ going on
 
 
+def test_a_mistake_put_right_is_no_other_command(models: dict[str, Path], tmp_path: Path) -> None:
+    file = write_jsonl(tmp_path / "in.jsonl", [{"body": text} for text in texts(3)])
+    with pytest.raises(RemaskError, match="no column 'absent'"):
+        ask(models["classify"], file, tmp_path / "out.jsonl", text="absent")
+    assert ask(models["classify"], file, tmp_path / "out.jsonl")["rows"] == 3
+
+
 def test_two_runs_into_one_file(models: dict[str, Path], tmp_path: Path) -> None:
     file = write_jsonl(tmp_path / "in.jsonl", [{"body": text} for text in texts(5)])
     out = tmp_path / "out.jsonl"
