@@ -205,18 +205,30 @@ def run_ours(options: argparse.Namespace, turns: Turns, network: Any = None, wor
     return last_words(losses, seen, options, imported_mb=imported)
 
 
+def in_order(losses: list[float]) -> Any:
+    """transformers' Trainer on the rows as they come, noting the loss of every step."""
+    from torch.utils.data import SequentialSampler
+    from transformers import Trainer
+
+    class InOrder(Trainer):
+        def _get_train_sampler(self, *given: Any, **named: Any) -> Any:
+            return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
+
+        def compute_loss(self, *given: Any, **named: Any) -> Any:
+            loss = super().compute_loss(*given, **named)
+            losses.append(float((loss[0] if isinstance(loss, tuple) else loss).detach()))
+            return loss
+
+    return InOrder
+
+
 def run_peer(options: argparse.Namespace, turns: Turns, attention: str) -> dict[str, Any]:
     """The Trainer on the same weights and rows, with DataCollatorForLanguageModeling."""
     import torch
-    from torch.utils.data import SequentialSampler
-    from transformers import (
-        DataCollatorForLanguageModeling,
-        RobertaForMaskedLM,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
+    from transformers import DataCollatorForLanguageModeling, RobertaForMaskedLM, TrainerCallback, TrainingArguments
 
+    losses: list[float] = []
+    trainer = in_order(losses)  # here, since what it imports is not the step's memory
     torch.set_num_threads(options.threads)
     imported = memory_mb("VmRSS")
     forget_peak()
@@ -229,22 +241,12 @@ def run_peer(options: argparse.Namespace, turns: Turns, attention: str) -> dict[
     seen: set[str] = set()
     note_dtype(model.roberta.encoder.layer[0].intermediate.dense, seen)
     masker = DataCollatorForLanguageModeling(peer_tokenizer(vocab_size), mlm_probability=0.15)
-    losses: list[float] = []
     tokens: list[int] = []
 
     def collate(rows: list[dict[str, Any]]) -> Any:
         batch = masker([dict(row) for row in rows])
         tokens.append(int(batch["attention_mask"].sum()))
         return batch
-
-    class InOrder(Trainer):
-        def _get_train_sampler(self, *given: Any, **named: Any) -> Any:
-            return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
-
-        def compute_loss(self, *given: Any, **named: Any) -> Any:
-            loss = super().compute_loss(*given, **named)
-            losses.append(float((loss[0] if isinstance(loss, tuple) else loss).detach()))
-            return loss
 
     class Paced(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
@@ -259,8 +261,7 @@ def run_peer(options: argparse.Namespace, turns: Turns, attention: str) -> dict[
         logging_strategy="no", disable_tqdm=True, remove_unused_columns=False, dataloader_num_workers=0,
         dataloader_pin_memory=False,
     )  # fmt: skip
-    trainer = InOrder(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[Paced()])  # type: ignore
-    trainer.train()
+    trainer(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[Paced()]).train()
     return last_words(losses, seen, options, imported_mb=imported, attention=attention)
 
 

@@ -15,7 +15,17 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _pretraining import BETA2, EPSILON, LEARNING_RATE, SIZES, WEIGHT_DECAY, add_options, our_batches, prepare
+from _pretraining import (
+    BETA2,
+    EPSILON,
+    LEARNING_RATE,
+    SIZES,
+    WEIGHT_DECAY,
+    add_options,
+    in_order,
+    our_batches,
+    prepare,
+)
 from _rig import common_options, tell
 
 BOUND = 1e-3
@@ -61,19 +71,9 @@ def masked_rows(options: argparse.Namespace, work: Path) -> list[dict[str, Any]]
 
 def peer_losses(options: argparse.Namespace, work: Path) -> list[float]:
     import torch
-    from torch.utils.data import SequentialSampler
-    from transformers import RobertaForMaskedLM, Trainer, TrainingArguments
+    from transformers import RobertaForMaskedLM, TrainingArguments
 
     losses: list[float] = []
-
-    class InOrder(Trainer):
-        def _get_train_sampler(self, *given: Any, **named: Any) -> Any:
-            return SequentialSampler(self.train_dataset)  # type: ignore[arg-type]
-
-        def compute_loss(self, *given: Any, **named: Any) -> Any:
-            loss = super().compute_loss(*given, **named)
-            losses.append(float((loss[0] if isinstance(loss, tuple) else loss).detach()))
-            return loss
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
@@ -88,7 +88,7 @@ def peer_losses(options: argparse.Namespace, work: Path) -> list[float]:
     )  # fmt: skip
     model = RobertaForMaskedLM.from_pretrained(work / "model")
     rows = masked_rows(options, work)
-    InOrder(model, arguments, train_dataset=rows, data_collator=collate).train()  # type: ignore[arg-type]
+    in_order(losses)(model, arguments, train_dataset=rows, data_collator=collate).train()
     return losses
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,3 +96,26 @@ def page_browser() -> Iterator[Any]:
     """Chromium. For one file only: while it is open, its event loop forbids another one in the process."""
     with pages.open_browser() as browser:
         yield browser
+
+
+@pytest.fixture
+def stopped_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
+    """A fine-tuning inside is told to stop while it evaluates, and does."""
+    from remask import signals
+    from remask.commands import finetune_seed
+    from remask.errors import Stopped
+
+    evaluate = finetune_seed.Watch.evaluate
+
+    def stop(self: Any, network: Any) -> Any:
+        monkeypatch.setattr(signals, "requested", lambda: True)
+        return evaluate(self, network)
+
+    @contextmanager
+    def stopped() -> Iterator[None]:
+        monkeypatch.setattr(finetune_seed.Watch, "evaluate", stop)
+        with pytest.raises(Stopped):
+            yield
+        monkeypatch.undo()
+
+    return stopped

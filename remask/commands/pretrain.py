@@ -14,6 +14,7 @@ import platform
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -106,7 +107,7 @@ def _run(
 ) -> dict[str, Any]:
     from remask.data.batches import evaluation_batches, open_batches
     from remask.model.store import model_files
-    from remask.objectives import Pretraining, held_out, sentence_accuracy
+    from remask.objectives import Pretraining
     from remask.study.report import training_report
     from remask.study.runs import read_run
     from remask.tokenizer import load_tokenizer
@@ -133,6 +134,7 @@ def _run(
         held = evaluation_batches(prepared, run.data, tokenizer)
         has_pairs = run.data.sentence_loss != "none"
         held_pairs = evaluation_batches(prepared, run.data, tokenizer, pairs=True) if has_pairs else []
+        evaluate = partial(_evaluate, held=held, held_pairs=held_pairs, tokenizer=tokenizer, world=world)
         network = make_network(run, tokenizer, progress)
         num_steps = planned_steps(run.train, batches)
         facts = _preflight(run, out, network, batches, num_steps, world, progress)
@@ -154,15 +156,7 @@ def _run(
             folder=out,
             identity=_identity(run, artifact.fingerprint, tokenizer),
             carried=model_files(network.settings, network.head_settings, prepared / "tokenizer"),
-            evaluate=lambda model: {
-                **held_out(model, _until_stopped(held, world), tokenizer.token_lengths),
-                **(
-                    {"sentence_accuracy": sentence_accuracy(model, _until_stopped(held_pairs, world))}
-                    if has_pairs
-                    else {}
-                ),
-                "samples": _samples(model, held[0], tokenizer),
-            },
+            evaluate=evaluate,
             progress=progress,
             seed=run.seed,
             allow_change=allow_change,
@@ -184,6 +178,18 @@ def _run(
             write_json(out / "run.json", {**write_facts, "result": found})
             write_bytes(out / "report.html", training_report(read_run(out), unigram_nats).encode())
         return {**found, "unigram_nats": unigram_nats, "parameters": facts["parameters"]}
+
+
+def _evaluate(
+    model: Any, *, held: Sequence[Batch], held_pairs: Sequence[Batch], tokenizer: Tokenizer, world: World
+) -> dict[str, Any]:
+    """Masked LM on the held-out rows, the sentence objective where there is one, and a few answers to look at."""
+    from remask.objectives import held_out, sentence_accuracy
+
+    found = held_out(model, _until_stopped(held, world), tokenizer.token_lengths)
+    if held_pairs:
+        found["sentence_accuracy"] = sentence_accuracy(model, _until_stopped(held_pairs, world))
+    return {**found, "samples": _samples(model, held[0], tokenizer)}
 
 
 def _until_stopped(batches: Iterable[Batch], world: World) -> Iterator[Batch]:

@@ -26,30 +26,31 @@ LONGEST = 1024  # tokens of the longest row tried: beyond every block and window
 MASK_EVERY = 7
 
 SENTENCES = (
-    "Call me Ishmael.",
-    "It is a truth universally acknowledged, that a single man in possession of a good fortune, must be in want of a wife.",  # noqa: E501
-    "However little known the feelings or views of such a man may be on his first entering a neighbourhood, this truth is so well fixed in the minds of the surrounding families, that he is considered as the rightful property of some one or other of their daughters.",  # noqa: E501
-    "You will rejoice to hear that no disaster has accompanied the commencement of an enterprise which you have regarded with such evil forebodings.",  # noqa: E501
-    "Alice was beginning to get very tired of sitting by her sister on the bank, and of having nothing to do.",
-    "Down, down, down.",
-    "Would the fall never come to an end?",
-    "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness.",
-    "Whether I shall turn out to be the hero of my own life, or whether that station will be held by anybody else, these pages must show.",  # noqa: E501
-    "To Sherlock Holmes she is always the woman.",
-    "I have seldom heard him mention her under any other name.",
-    "When we look to the individuals of the same variety or sub-variety of our older cultivated plants and animals, one of the first points which strikes us, is, that they generally differ much more from each other, than do the individuals of any one species or variety in a state of nature.",  # noqa: E501
-    "Happy families are all alike; every unhappy family is unhappy in its own way.",
-    "Longtemps, je me suis couché de bonne heure.",
-    "In einem Dorfe der Mancha, dessen Name mir nicht einfallen will.",
-    "Habe nun, ach! Philosophie, Juristerei und Medizin, und leider auch Theologie durchaus studiert, mit heißem Bemühn.",  # noqa: E501
-    "Four score and seven years ago our fathers brought forth on this continent, a new nation.",
-    "The Time Traveller (for so it will be convenient to speak of him) was expounding a recondite matter to us.",
-    "No one would have believed in the last years of the nineteenth century that this world was being watched keenly and closely by intelligences greater than man's and yet as mortal as his own.",  # noqa: E501
-    "3 May. Bistritz.--Left Munich at 8:35 P.M., on 1st May, arriving at Vienna early next morning; should have arrived at 6:46, but train was an hour late.",  # noqa: E501
-    "All that glisters is not gold; often have you heard that told. 道可道，非常道。",
-    "Marley was dead: to begin with.",
-    "There is no doubt whatever about that.",
-    "Squire Trelawney, Dr. Livesey, and the rest of these gentlemen having asked me to write down the whole particulars.",  # noqa: E501
+    "Good morning.",
+    "The heating in the east wing has been off since Tuesday.",
+    "If the supplier cannot deliver before the end of the month, we would rather wait than pay for a second shipment.",
+    "She read the letter twice, folded it, and put it back into the drawer without a word.",
+    "No.",
+    "Who ordered forty boxes of left-handed gloves?",
+    "The patient was admitted with a fever of 39.4 °C and discharged after three days; nothing further is planned.",
+    "Rain again: the bridge stays closed, the ferry does not run, and the school bus takes the long way round.",
+    "Please answer by Friday (5 p.m. at the latest), or we will have to give the table to somebody else.",
+    "Her grandfather, who had kept bees for sixty years, could tell by the sound alone whether a hive would swarm.",
+    "Invoice 2071-B: 12 hours at 85.50 each, less 3 % for payment within ten days.",
+    "They didn't say that they'd come, they said they couldn't promise not to.",
+    "Restart the server, wait for the second log line, and only then open the port.",
+    "Le facteur passe tous les matins à neuf heures, sauf le dimanche.",
+    "Die Straßenbahn fährt heute nur bis zum Bahnhof; danach müssen alle zu Fuß gehen.",
+    "La niña preguntó por qué el reloj de la plaza siempre va atrasado.",
+    "Поезд опаздывает на двадцать минут.",
+    "会议改到下周三下午两点，请大家准时参加。",
+    "In a language that is read by few, every book in the library has been read by everybody, and most of them twice.",
+    "A lens of this kind gathers the light of the whole sky on a plate no larger than a stamp, so the slightest tremor "
+    "of the building, even a door that falls shut two floors below, is seen in the picture as a short bright line.",
+    "The tenant shall return both keys; a lost key is replaced at the tenant's cost.",
+    "x = 3\ty = 4\tz = 5",
+    "It works. It works! Does it work?",
+    "Nobody at the table had expected the youngest to speak first, and for a moment even the clock seemed to listen.",
 )
 
 

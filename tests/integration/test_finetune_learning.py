@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from remask import signals
-from remask.commands import finetune, finetune_seed
+from remask.commands import finetune
 from remask.config import build_run
-from remask.errors import ConfigError, Stopped
+from remask.errors import ConfigError
 from remask.model.store import open_model
 from remask.progress import Progress
 
@@ -100,21 +101,12 @@ def test_lora_learns_and_its_adapter_answers_the_same_in_peft(task_model: Path, 
 
 
 def test_a_stopped_lora_run_goes_on_to_the_same_result(
-    task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task_model: Path, tmp_path: Path, stopped_in_evaluation: Callable[[], AbstractContextManager[None]]
 ) -> None:
     run = run_for(task_model, write_rows(tmp_path / "t.jsonl", 64, 1), **{"learn": "lora", "lora.dropout": 0.2})
     whole = tuned(run, tmp_path / "whole")
-    evaluate = finetune_seed.Watch.evaluate
-
-    def stop(self: Any, network: Any) -> Any:
-        monkeypatch.setattr(signals, "requested", lambda: True)
-        return evaluate(self, network)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(finetune_seed.Watch, "evaluate", stop)
-        with pytest.raises(Stopped):
-            finetune.main(run, tmp_path / "cut", progress=Progress(quiet=True))
-    monkeypatch.undo()
+    with stopped_in_evaluation():
+        finetune.main(run, tmp_path / "cut", progress=Progress(quiet=True))
     # A checkpoint in the middle of such a run is a model, too: merged.
     assert open_model(tmp_path / "cut/seed-0").network.state_dict().keys() == whole.keys()
     gone_on = tuned(run, tmp_path / "cut")

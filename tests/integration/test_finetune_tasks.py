@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,10 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from remask import signals
 from remask.__main__ import cli
-from remask.commands import finetune, finetune_seed, predict
+from remask.commands import finetune, predict
 from remask.config import build_run
-from remask.errors import ConfigError, DataError, Stopped
+from remask.errors import ConfigError, DataError
 from remask.model.store import open_model
 from remask.progress import Progress
 
@@ -106,21 +107,12 @@ def test_each_task_has_a_model_that_answers(together: tuple[Path, dict[str, Any]
 
 
 def test_a_stopped_run_goes_on_to_the_same_result(
-    task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task_model: Path, tmp_path: Path, stopped_in_evaluation: Callable[[], AbstractContextManager[None]]
 ) -> None:
     run = run_for(task_model, tmp_path, **{"train.epochs": 2.0, "learn": "lora", "temperature": 3.0})
     whole = finetune.main(run, tmp_path / "whole", progress=Progress(quiet=True))
-    evaluate = finetune_seed.Watch.evaluate
-
-    def stop(self: Any, network: Any) -> Any:
-        monkeypatch.setattr(signals, "requested", lambda: True)
-        return evaluate(self, network)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(finetune_seed.Watch, "evaluate", stop)
-        with pytest.raises(Stopped):
-            finetune.main(run, tmp_path / "cut", progress=Progress(quiet=True))
-    monkeypatch.undo()
+    with stopped_in_evaluation():
+        finetune.main(run, tmp_path / "cut", progress=Progress(quiet=True))
     gone_on = finetune.main(run, tmp_path / "cut", progress=Progress(quiet=True))
     assert gone_on["tasks"]["heat"]["runs"][0]["history"] == whole["tasks"]["heat"]["runs"][0]["history"]
     for file in ("names/model.safetensors", "topic/adapter/adapter_model.safetensors"):
