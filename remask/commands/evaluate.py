@@ -3,7 +3,8 @@
 In: MODEL, names of tasks and the folder with their files. Out: a metric for each. A model that was fine-tuned on a
 task is only scored on its dev file; for any other task it is fine-tuned first, with the task's recipe, in a folder of
 OUT (or of the user's cache) named by a fingerprint: the same command trains nothing twice, and goes on after a stop.
-BLiMP, claims and perplexity need no training, only a masked-LM head. Not here: how a task is read, trained or scored.
+BLiMP, claims and perplexity need no training, only a masked-LM head. A model of the user's own task is scored on a file
+(evaluate_file). Not here: how a task is read, trained or scored.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
+from pydantic import model_validator
 
 from remask import artifacts
-from remask.commands import Common, common_options, is_first_rank, run_file
+from remask.commands import Common, common_options, evaluate_file, is_first_rank, run_file
 from remask.commands import evaluate_models as models
 from remask.commands import evaluate_zero_shot as zero_shot
 from remask.config import Config, fingerprint, setting, switch
@@ -29,8 +31,11 @@ from remask.tasks.specs import TASKS
 from remask.train.settings import Precision as PrecisionName
 
 if TYPE_CHECKING:
+    import torch
+
     from remask.commands.predict import TaskModel
     from remask.model.store import Loaded
+    from remask.train.precision import Precision
 
 GROUPS = {"glue": tuple(name for name in TASKS if name.startswith("glue:") and "form_of" not in TASKS[name])}
 ZERO_SHOT = ("blimp", "claims", "perplexity")
@@ -58,12 +63,38 @@ class EvaluateRun(Config):
         False, "GLUE: the paper's learning rates x batches for each task; the best median counts", effect="math"
     )
     submission: str | None = setting(None, "folder for answers to GLUE's test files, as the leaderboard takes them")
+    test: str | None = setting(None, "instead of tasks: a labelled file that the model is scored on, with no training")
+    task: str | None = setting(None, "test, of a model with several tasks: which one")
+    table: evaluate_file.FileTable = setting(evaluate_file.FileTable(), "test: columns; null: as the model was trained")
     precision: PrecisionName = setting("auto", "of fine-tuning and scoring: auto, fp32, bf16 or fp16")
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
 
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        """What one of the two ways to score does not read is not given to it."""
+        both = ("model", "seed", "max_dev", "precision", "device")
+        unread = [
+            name for name in type(self).model_fields if name not in both and (name in _OF_TEST) != bool(self.test)
+        ]
+        for name in unread:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(
+                    f"{name}: is not for a file given as test, on which nothing is trained"
+                    if self.test else f"{name}: is only for a file given as test"
+                )  # fmt: skip
+        return self
+
+
+_OF_TEST = ("test", "task", "table")
+
 
 def main(run: EvaluateRun, out: Path | None, *, progress: Progress) -> dict[str, Any]:
-    """Each task in turn; a group's task without files is passed over, and said."""
+    """Each task in turn (a group's task without files is passed over, and said), or the file given as test."""
+    if run.test:
+        device, precision = _format(run, progress)
+        return evaluate_file.main(
+            Path(run.model), run.task, Path(run.test), run.table, run.max_dev, out, device=device, precision=precision
+        )  # fmt: skip
     tasks = _expand(run.tasks)
     evaluation = Evaluation(run, out or _user_cache(), progress)
     plan, skipped = evaluation.plan(tasks)
@@ -89,6 +120,16 @@ def main(run: EvaluateRun, out: Path | None, *, progress: Progress) -> dict[str,
             out.mkdir(parents=True, exist_ok=True)
         artifacts.write_json(out / "results.json", values)
     return values
+
+
+def _format(run: EvaluateRun, progress: Progress) -> tuple[torch.device, Precision]:
+    """Where models are asked, and in which number format."""
+    from remask.train.precision import Precision, choose_device, choose_precision
+
+    device = choose_device(run.device)
+    name, reason = choose_precision(run.precision, device)
+    progress.say(f"scored on {device} in {name} ({reason})")
+    return device, Precision(name, device)
 
 
 def _user_cache() -> Path:
@@ -132,12 +173,7 @@ class Evaluation:
 
     @cached_property
     def judge(self) -> zero_shot.Judge:
-        from remask.train.precision import Precision, choose_device, choose_precision
-
-        device = choose_device(self.run.device)
-        name, reason = choose_precision(self.run.precision, device)
-        self.progress.say(f"scored on {device} in {name} ({reason})")
-        return zero_shot.Judge(self.loaded, device, Precision(name, device))
+        return zero_shot.Judge(self.loaded, *_format(self.run, self.progress))
 
     @cached_property
     def scorer(self) -> models.Scorer:
@@ -311,6 +347,8 @@ def official(task: str) -> tuple[str, ...]:
 
 def render(values: Mapping[str, Any]) -> str:
     """One table: task, metric, score with its spread, sizes; then the other metrics and what to know."""
+    if "file" in values:
+        return evaluate_file.render(values)
     rows = [["task", "metric", "score", "lowest to highest", "train", "dev"]]
     details: list[str] = []
     for task, result in values["tasks"].items():
@@ -360,7 +398,14 @@ def _rows(task: str, result: Mapping[str, Any]) -> list[list[str]]:
     help="Comma-separated: glue, glue:NAME, ner, squad1, squad2, race, wsc, blimp, claims, perplexity.",
 )
 @click.option("--data", help="Folder with the tasks' files (claims alone: the file).")
-@click.option("--text", "texts", multiple=True, help="Perplexity: a text file or prepared data (may be repeated).")
+@click.option("--test", help="Instead of --tasks: a labelled file to score a fine-tuned model on.")
+@click.option("--task", help="--test, of a model with several tasks: which one.")
+@click.option(
+    "--text", "texts", multiple=True,
+    help="--test: column with the text. Perplexity: a text file or prepared data (may be repeated).",
+)  # fmt: skip
+@click.option("--text2", "table__text2", help="--test: column with the second text.")
+@click.option("--label", "table__label", help="--test: column with the label.")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for fine-tuned models and results.json.")
 @click.option("--seeds", type=int, help="Fine-tuning runs a task; the result is their median.")
 @click.option("--max-train", type=int, help="Train on so many examples a task at most.")
@@ -377,16 +422,29 @@ def _rows(task: str, result: Mapping[str, Any]) -> list[list[str]]:
 def command(
     common: Common, word: str, tasks: str | None, texts: tuple[str, ...], out: Path | None, **options: Any
 ) -> None:
-    """Score MODEL on tasks. Where it has no head for one, it is fine-tuned first, in OUT (or the user's cache)."""
+    """Score MODEL on tasks, or on a labelled file of its own task.
+
+    Where it has no head for a task, it is fine-tuned first, in OUT (or the user's cache).
+
+    remask evaluate MODEL --test held-out.csv     (columns as it was trained, or --text COL --label COL)
+    """
     common = common.of_rank()
     file, model, _ = run_file((word,))
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
+    if options["test"] and len(texts) > 1:
+        raise UsageError(f"--text {' --text '.join(texts)}: a file given as --test has one column with the text")
+    if options["test"] and texts:
+        options["table__text"], texts = texts[0], ()
     built = common.build(EvaluateRun, file, model=model, tasks=names, texts=list(texts) or None, **options)
-    for name in ("model", "tasks", "data"):
+    for name in ("model",) if built.run.test else ("model", "tasks", "data"):
         if not getattr(built.run, name):
             raise UsageError(
-                f"{name} is needed: remask evaluate MODEL --tasks {','.join((*GROUPS, *ZERO_SHOT))} --data DIR"
+                f"{name} is needed: remask evaluate MODEL --tasks {','.join((*GROUPS, *ZERO_SHOT))} --data DIR, "
+                "or remask evaluate MODEL --test FILE"
             )
+    if common.dry_run and built.run.test:
+        evaluate_file.open_all(Path(built.run.model), built.run.task, Path(built.run.test), built.run.table, None)
+        return
     if common.dry_run:
         Evaluation(built.run, out or _user_cache(), common.progress).plan(_expand(built.run.tasks))
         return

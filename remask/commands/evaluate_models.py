@@ -136,6 +136,10 @@ class Scorer:
         first = models[0]
         problem = problems.open_problem(task, first.table, train=None, dev=None, folder=folder, max_dev=self.max_dev)
         problems.check_same_labels(problem, first.labels)
+        return self.scores(problem, models)
+
+    def scores(self, problem: problems.Problem, models: Sequence[TaskModel]) -> dict[str, Any]:
+        """The same for a problem that was read already."""
         said = [self.outputs(model, problem.dev, labelled=True) for model in models]
         rows = said[0][1]
         results = [problems.score(o, rows, problem.dev, problem.kind, problem.labels) for o, _ in said]
@@ -147,7 +151,8 @@ class Scorer:
             "spread": spread,
             "data": dict(problem.facts),
             "notes": list(problem.notes),
-            "model": str(first.loaded.folder),
+            "texts_cut": rows.num_cut,
+            "model": str(models[0].loaded.folder),
         }
         if len(models) > 1:
             from remask.tasks.ensemble import mean_outputs

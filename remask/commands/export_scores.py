@@ -6,24 +6,23 @@ scores whatever answers batches as the model does, so that source and int8 graph
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from remask.commands.predict import TaskModel, open_task_model
-from remask.errors import DataError, MissingInputError
+from remask.errors import DataError
 from remask.export.onnx import Scores
 from remask.export.verify import MASK_EVERY, Answerer
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
-from remask.tasks import conll, problems, race, squad
+from remask.tasks import problems
 from remask.tasks.predict import row_outputs
 from remask.tasks.rows import Frame, Rows, encode_rows, frame_for
 from remask.tasks.settings import RowSettings, TableSettings
 from remask.tasks.specs import TASKS
-from remask.tasks.tables import check_labels, read_table
+from remask.tasks.tables import read_table
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 BATCH_TOKENS = 4096
@@ -42,7 +41,8 @@ def scorer(model: Path, path: Path, columns: Mapping[str, str]) -> Callable[[Ans
 
 def _task(model: TaskModel, path: Path, columns: Mapping[str, str]) -> Callable[[Answerer], Scores]:
     table = TableSettings.model_validate(model.table.model_dump() | dict(columns))
-    items = _read(path, model, table)
+    task = None if columns else model.task
+    items = problems.open_labelled(path, task, model.kind, model.labels, model.metric, table).dev
     tokenizer, frame = _frame(model.loaded, model.rows)
     rows = problems.encode(items, model.kind, model.labels, tokenizer, frame, model.rows)
     metric = TASKS[model.task]["metric"] if model.task in TASKS else problems.METRICS[model.kind]
@@ -53,23 +53,6 @@ def _task(model: TaskModel, path: Path, columns: Mapping[str, str]) -> Callable[
         return Scores(metric, metrics, len(items))
 
     return score
-
-
-def _read(path: Path, model: TaskModel, table: TableSettings) -> Sequence[Any]:
-    if not path.exists():
-        raise MissingInputError(f"{path}: no such file")
-    if model.kind == "tags":
-        sentences = conll.read_sentences(path, table)
-        conll.check_tags(sentences, model.labels, path)
-        return sentences
-    if model.kind == "spans":
-        return squad.read_squad(path)
-    if model.kind == "choice":
-        return race.read_choices([path])
-    found = read_table(path, model.kind, table)
-    if model.kind != "regress":
-        check_labels(found, model.labels, model.kind, "that the model does not have")
-    return found.examples
 
 
 def _frame(loaded: Loaded, settings: RowSettings) -> tuple[Tokenizer, Frame]:

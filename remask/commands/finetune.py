@@ -266,17 +266,24 @@ def render(values: Mapping[str, Any]) -> str:
 
         return "\n".join([*lines, tasks(values)])
     best = next(r for r in values["runs"] if r["seed"] == values["seeds"]["best"])
+    count = values["seeds"]["count"]
+    origin = f"{f'median of {count} seeds' if count > 1 else 'one seed'}; * chooses between models"
+    return "\n".join([*lines, *score_lines(values, best, origin), f"model: {values['model']}"])
+
+
+def score_lines(values: Mapping[str, Any], tables: Mapping[str, Any], origin: str) -> list[str]:
+    """A model's tables and metrics. `origin`: where the numbers come from."""
+    lines = []
     for table in ("table", "tags"):  # of tags: by type of entity, then by tag of word
-        lines += [metrics.render(best[table]), ""] if table in best else []
+        lines += [metrics.render(tables[table]), ""] if table in tables else []
     for name, spread in values["spread"].items():
         mark = "*" if name == values["metric"] else " "
-        over = f"  ({spread['low']:.4f} to {spread['high']:.4f})" if values["seeds"]["count"] > 1 else ""
+        over = f"  ({spread['low']:.4f} to {spread['high']:.4f})" if len(spread["seeds"]) > 1 else ""
         lines.append(f"{mark} {name:24} {spread['median']:.4f}{over}")
-    count = values["seeds"]["count"]
-    lines.append(f"  {'median of ' + str(count) + ' seeds' if count > 1 else 'one seed'}; * chooses between models")
+    lines.append(f"  {origin}")
     if "majority_accuracy" in values["data"]:
         lines.append(f"  always the most frequent class: accuracy {values['data']['majority_accuracy']:.4f}")
-    return "\n".join([*lines, *(f"  note: {note}" for note in values["notes"]), f"model: {values['model']}"])
+    return [*lines, *(f"  note: {note}" for note in values["notes"])]
 
 
 # ---------------------------------------------------------------------------------------------------- command

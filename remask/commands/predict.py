@@ -26,6 +26,7 @@ from remask.config import Config, differences, dump, fingerprint, setting
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UsageError
 from remask.progress import Progress
 from remask.tasks.answer_files import check_name, write_rows
+from remask.tasks.problems import METRICS
 from remask.tasks.settings import Kind, RowSettings, TableSettings
 from remask.tasks.stream import Asker, Columns, chunks, read_rows
 
@@ -71,6 +72,7 @@ class TaskModel:
     task: str | None
     kind: Kind
     labels: tuple[str, ...]
+    metric: str  # that chose between models while it learned
     table: TableSettings
     rows: RowSettings
 
@@ -86,7 +88,8 @@ def open_task_model(path: Path) -> TaskModel:
             known = json.loads(facts.read_bytes())
             table = TableSettings.model_validate_json(json.dumps(known["table"]))
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
-            return TaskModel(loaded, known["task"], known["kind"], tuple(known["labels"]), table, rows)
+            task, kind, labels = known["task"], known["kind"], tuple(known["labels"])
+            return TaskModel(loaded, task, kind, labels, known["metric"], table, rows)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{facts}: damaged: {str(error).splitlines()[0]}") from error
     heads = loaded.heads
@@ -104,19 +107,18 @@ def open_task_model(path: Path) -> TaskModel:
         raise DataError(f"{loaded.folder}: has no task's head; fine-tune it first (remask finetune --init {path} …)")
     named = kind in ("classify", "multilabel", "tags")
     labels = (loaded.labels or tuple(f"LABEL_{i}" for i in range(count))) if named else ()
-    return TaskModel(loaded, None, kind, labels, TableSettings(), RowSettings())
+    return TaskModel(loaded, None, kind, labels, METRICS[kind], TableSettings(), RowSettings())
 
 
-def model_path(run: PredictRun) -> Path:
+def model_path(path: Path, task: str | None) -> Path:
     """Where the model is: a run with several tasks has one for each."""
-    path = Path(run.model)
-    if run.task is None:
+    if task is None:
         return path
     known = sorted(inner.parent.name for inner in (path / "tasks").glob("*/model.json"))
-    if run.task not in known:
+    if task not in known:
         has = f"has the tasks {', '.join(known)}" if known else "is no run with several tasks"
-        raise DataError(f"{path}: {has}; --task {run.task} is none of them")
-    return path / "tasks" / run.task
+        raise DataError(f"{path}: {has}; --task {task} is none of them")
+    return path / "tasks" / task
 
 
 # ---------------------------------------------------------------------------------------------------------- the run
@@ -142,7 +144,7 @@ class Ready:
 
 def open_ready(run: PredictRun) -> Ready:
     """Open everything that does not depend on the file."""
-    model = open_task_model(model_path(run))
+    model = open_task_model(model_path(Path(run.model), run.task))
     device, precision = _format(run)
     files = sorted(p for p in model.loaded.folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json"))
     sums = [[p.name, artifacts.sha256_of(p)] for p in files if p.name != artifacts.MANIFEST]
@@ -396,7 +398,7 @@ def command(common: Common, words: tuple[str, ...], out: Path, **options: Any) -
         raise UsageError("predict needs a MODEL and a FILE")
     check_name(out)
     if common.dry_run:
-        open_task_model(model_path(built.run))
+        open_task_model(model_path(Path(built.run.model), built.run.task))
         return
     values = main(built.run, out, progress=common.progress)
     if values["bad"]:

@@ -1,7 +1,8 @@
 """The page about a fine-tuning run: scores with their spread, classes, confusions, calibration, the surest mistakes.
 
-In: the contents of a results.json of `remask finetune`, for one task or several. Out: one HTML page. What a kind of
-task does not have (a regression has no classes) is left out. Not here: how anything was measured (tasks/).
+In: the contents of a results.json of `remask finetune`, for one task or several, or of `remask evaluate MODEL --test
+FILE`. Out: one HTML page. What a kind of task does not have (a regression has no classes) is left out. Not here: how
+anything was measured (tasks/).
 """
 
 from __future__ import annotations
@@ -35,17 +36,37 @@ def finetune_report(values: Mapping[str, Any], model: str) -> str:
     page.figure(
         line_chart(curves, x_name="step", y_name=values["metric"]), f"{values['metric']} on the dev data, by step"
     )
-    if "table" in best:
-        _classes(page, f"By class (seed {best['seed']})", best["table"])
-    if "tags" in best:
-        _classes(page, "By tag of a word", best["tags"])
-    if "confusion" in best:
-        _confusion(page, best["confusion"], values["labels"])
-    if "calibration" in best:
-        _calibration(page, best["calibration"])
-    if best.get("worst"):
-        _mistakes(page, best["worst"], best.get("worst_by", "confidence"))
+    _behind_scores(page, f"By class (seed {best['seed']})", best, values["labels"])
     return page.html()
+
+
+def file_report(values: Mapping[str, Any]) -> str:
+    """The page about a finished model on a labelled file: `remask evaluate MODEL --test FILE`."""
+    page = Page(f"Scores: {values['task']}", f"{values['model']} on {values['file']}")
+    tiles = [Tile(f"{values['metrics'][values['metric']]:.3f}", values["metric"])]
+    if "majority_accuracy" in values["data"]:
+        tiles.append(Tile(f"{values['data']['majority_accuracy']:.3f}", "accuracy of always the most frequent class"))
+    page.tiles([*tiles, Tile(f"{values['data']['test']:,}", "examples scored")])
+    for note in values["notes"]:
+        page.text(f"Note: {note}.")
+    page.heading("Scores")
+    page.table(["metric", "value"], [[name, value] for name, value in values["metrics"].items()])
+    _behind_scores(page, "By class", values, values["labels"])
+    return page.html()
+
+
+def _behind_scores(page: Page, heading: str, result: Mapping[str, Any], labels: list[str]) -> None:
+    """What one evaluation has besides its metrics."""
+    if "table" in result:
+        _classes(page, heading, result["table"])
+    if "tags" in result:
+        _classes(page, "By tag of a word", result["tags"])
+    if "confusion" in result:
+        _confusion(page, result["confusion"], labels)
+    if "calibration" in result:
+        _calibration(page, result["calibration"])
+    if result.get("worst"):
+        _mistakes(page, result["worst"], result.get("worst_by", "confidence"))
 
 
 def tasks_report(values: Mapping[str, Any]) -> str:

@@ -112,12 +112,14 @@ def tag_names(sentences: Sequence[Sentence], path: Path) -> tuple[str, ...]:
     return ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
 
 
-def check_tags(sentences: Sequence[Sentence], names: Sequence[str], path: Path) -> None:
+def check_tags(
+    sentences: Sequence[Sentence], names: Sequence[str], path: Path, whose: str = "that are not in the training data"
+) -> None:
     """Types that the training data never showed are an error that lists them."""
     unseen = {tag[2:]: s.place for s in reversed(sentences) for tag in s.tags or () if tag not in names}
     if unseen:
         shown = ", ".join(f"{kind!r} ({place})" for kind, place in sorted(unseen.items())[:10])
-        raise DataError(f"{path}: types that are not in the training data: {shown}")
+        raise DataError(f"{path}: types {whose}: {shown}")
 
 
 # ------------------------------------------------------------------------------------------- words <-> tokens

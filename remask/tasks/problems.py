@@ -213,9 +213,7 @@ def _open_spans(task: str, table: TableSettings, train: Path | None, dev: Path |
     else:
         first, second = squad.read_squad(train), squad.read_squad(dev)
     second, skipped = squad.without_articles(second, table.skip_articles)
-    if skipped:
-        shown = ", ".join(f"{name} ({count:,} questions)" for name, count in skipped.items())
-        notes.append(f"not scored, because corpora for pretraining hold them: {shown}")
+    notes += _skipped_notes(skipped)
     first, dropped = squad.with_answers_in_place(first)
     if dropped and not first:
         raise DataError(f"{dropped[0].place}: the answer does not stand where the file says, as in all other questions")
@@ -226,6 +224,11 @@ def _open_spans(task: str, table: TableSettings, train: Path | None, dev: Path |
         notes.append(f"{len(dropped):,} questions were not trained on: {where}")
     facts = {"dropped": {"answer not in its place": len(dropped)} if dropped else {}, "skipped_articles": skipped}
     return Problem(task, "spans", (), METRICS["spans"], first, second, tuple(notes), facts)
+
+
+def _skipped_notes(skipped: Mapping[str, int]) -> list[str]:
+    shown = ", ".join(f"{name} ({count:,} questions)" for name, count in skipped.items())
+    return [f"not scored, because corpora for pretraining hold them: {shown}"] if skipped else []
 
 
 def _open_rankings(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
@@ -270,6 +273,55 @@ def _open_choices(task: str, train: Path | None, dev: Path | None, folder: Path 
         raise ConfigError(f"task {task} needs its files: --data FOLDER, or --train FILE and --dev FILE")
     first, second = race.read_choices(parts[0]), race.read_choices(parts[1])
     return Problem(task, "choice", (), METRICS["choice"], first, second, (), {})
+
+
+def open_labelled(
+    path: Path, task: str | None, kind: Kind, labels: tuple[str, ...], metric: str, table: TableSettings,
+    max_dev: int | None = None,
+) -> Problem:  # fmt: skip
+    """A labelled file for a model that has learned the task already: it is all dev, and nothing is trained on.
+    `task`: a named one has files in its own layout; of any other, and of None, `table` says the columns."""
+    if not path.exists():
+        raise MissingInputError(f"{path}: no such file")
+    names = dict.fromkeys(tag[2:] for tag in labels if tag != "O") if kind == "tags" else labels
+    whose = f"that the model does not have (it has {', '.join(list(names)[:10])}{', …' if len(names) > 10 else ''})"
+    notes: list[str] = []
+    facts: dict[str, Any] = {}
+    if kind == "tags":
+        items: Sequence[Any] = conll.read_sentences(path, table)
+        conll.check_tags(items, labels, path, whose)
+    elif kind == "spans":
+        items, skipped = squad.without_articles(squad.read_squad(path), table.skip_articles)
+        notes, facts = _skipped_notes(skipped), {"skipped_articles": skipped}
+        if not items:
+            raise DataError(f"{path}: all its articles are among table.skip_articles: {', '.join(skipped)}")
+    elif kind == "choice":
+        items, notes = _labelled_choices(path, task)
+    else:
+        found = read_glue_file(task, TASKS[task], path) if task in TASKS else read_table(path, kind, table)
+        if kind != "regress":
+            check_labels(found, labels, kind, whose)
+        items, facts = found.examples, {"dropped": dict(found.dropped)}
+    problem = Problem(task or kind, kind, labels, metric, (), items, tuple(notes), facts)
+    problem = _with_fewer(problem, "dev", max_dev, "scored on")
+    often = Counter(e.label for e in problem.dev).most_common(1)[0][1] if kind == "classify" else 0
+    most = {"majority_accuracy": often / len(problem.dev)} if kind == "classify" else {}
+    return replace(problem, facts={"test": len(problem.dev), **problem.facts, **most})
+
+
+def _labelled_choices(path: Path, task: str | None) -> tuple[Sequence[Any], list[str]]:
+    """Questions with choices, or what a named task makes of its file, and what to know."""
+    if task not in TASKS or task == "race":
+        return race.read_choices([path]), []
+    if task == "wsc":
+        items, unscored = ranking.read_wsc(path, training=False)
+    else:
+        plain = TASKS[task]["form_of"]
+        examples = read_glue_file(plain, TASKS[plain], path).examples
+        items, unscored = ranking.candidate_pairs(examples, TASKS[plain]["labels"][0])
+    if not items:
+        raise DataError(f"{path}: no question has two candidates to compare")
+    return items, [f"{unscored:,} have no other candidate: not scored"] if unscored else []
 
 
 def task_files(task: str, folder: Path) -> list[Path]:

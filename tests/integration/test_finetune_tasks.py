@@ -103,7 +103,7 @@ def test_each_task_has_a_model_that_answers(together: tuple[Path, dict[str, Any]
     with pytest.raises(DataError, match=r"has a model for each of its tasks; name one: \S+heat, \S+names, \S+topic"):
         open_model(folder / "out")
     with pytest.raises(DataError, match="has the tasks heat, names, topic; --task topi is none"):
-        predict.model_path(predict.PredictRun(model=str(folder / "out"), file="x", task="topi"))
+        predict.model_path(folder / "out", "topi")
 
 
 def test_a_stopped_run_goes_on_to_the_same_result(
