@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from remask.errors import DataError, UnavailableError
+from remask.model.packed import can_pack, pack
 from remask.model.settings import Pooling
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
@@ -82,11 +83,14 @@ class Model:
             for module in self.network.modules():
                 if isinstance(module, nn.Linear) or module is self.network.encoder.embeddings.tokens:
                     module.to(torch.bfloat16)
+        self.num_parameters = sum(parameter.numel() for parameter in self.network.parameters())
+        if can_pack(self.network):
+            pack(self.network)
 
     def __repr__(self) -> str:
-        size = sum(parameter.numel() for parameter in self.network.parameters())
-        shape = f"{self.settings.num_layers} layers x {self.settings.hidden_size}, {size / 1e6:.1f}M parameters"
-        return f"<remask model {self.folder.name}: {shape}; {', '.join(self.methods)}>"
+        shape = f"{self.settings.num_layers} layers x {self.settings.hidden_size}"
+        size = f"{self.num_parameters / 1e6:.1f}M parameters"
+        return f"<remask model {self.folder.name}: {shape}, {size}; {', '.join(self.methods)}>"
 
     @property
     def methods(self) -> tuple[str, ...]:

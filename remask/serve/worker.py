@@ -186,7 +186,7 @@ class Models:
             "num_heads": settings.num_heads,
             "hidden_size": settings.hidden_size,
             "vocab_size": settings.vocab_size,
-            "parameters": sum(parameter.numel() for parameter in model.network.parameters()),
+            "parameters": model.num_parameters,
             "precision": self.precision,
             "tokenizer": model.tokenizer.kind,
             "folder": model.folder.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import save_model
 from remask.serve.engine import Model
 from remask.tasks.race import ChoiceQuestion, encode_choices
+from remask.tokenizer import load_tokenizer
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32, "num_heads": 4, "num_layers": 2, "ffn_size": 48, "max_length": 24, "init_std": 0.3,
@@ -25,10 +27,18 @@ SMALL: dict[str, Any] = {
 TEXTS = ["The dog.", "The quick brown fox jumps over it", "a", "Who wrote it? Mary Shelley"]
 
 
-def make(folder: Path, tokenizer: Path, heads: HeadSettings, labels: Any = None, **changes: Any) -> Model:
+def make(
+    folder: Path, tokenizer: Path, heads: HeadSettings, labels: Any = None,
+    by_hand: Callable[[Network], None] | None = None, **changes: Any,
+) -> Model:  # fmt: skip
+    """`by_hand` sets weights of the network."""
     vocab_size = 80 if tokenizer.name == "wordpiece" else 300
     settings = ModelSettings(**(SMALL | {"vocab_size": vocab_size} | changes))
-    save_model(folder, build_network(settings, heads, seed=1), tokenizer, labels)
+    network = build_network(settings, heads, seed=1)
+    if by_hand is not None:
+        with torch.no_grad():
+            by_hand(network)
+    save_model(folder, network, tokenizer, labels)
     return remask.load(folder)
 
 
@@ -132,11 +142,12 @@ def test_regression_and_several_labels(tmp_path: Path, bpe: Path) -> None:
 
 
 def test_tags_are_entities_with_their_characters(tmp_path: Path, bpe: Path) -> None:
-    model = make(tmp_path / "m", bpe, HeadSettings(num_tags=3), ("O", "B-PER", "I-PER"))
-    with torch.no_grad():  # the tag follows the token: whatever is near "Mary" in the embedding is a person
-        assert model.network.heads.tagger is not None
-        model.network.heads.tagger.weight.zero_()
-        model.network.heads.tagger.bias.copy_(torch.tensor([0.0, 5.0, 0.0]))
+    def all_persons(network: Network) -> None:
+        assert network.heads.tagger is not None
+        network.heads.tagger.weight.zero_()
+        network.heads.tagger.bias.copy_(torch.tensor([0.0, 5.0, 0.0]))
+
+    model = make(tmp_path / "m", bpe, HeadSettings(num_tags=3), ("O", "B-PER", "I-PER"), all_persons)
     text = "Mary Shelley, wrote"
     found = model.tag([text, "", "Who?"])
     assert [(entity.text, entity.start, entity.end) for entity in found[0]] == [
@@ -149,9 +160,10 @@ def test_tags_are_entities_with_their_characters(tmp_path: Path, bpe: Path) -> N
     assert len(model.tag([long])[0]) == 60
 
 
-def _span_reader(network: Network, token: int) -> None:
+def _span_reader(token: int) -> Callable[[Network], None]:
     """Make the span head point at one token: its state is made large in one direction by hand."""
-    with torch.no_grad():
+
+    def change(network: Network) -> None:
         network.encoder.embeddings.positions.weight.zero_()
         network.encoder.embeddings.segments.weight.zero_()
         network.encoder.embeddings.tokens.weight.zero_()
@@ -163,11 +175,12 @@ def _span_reader(network: Network, token: int) -> None:
         network.heads.span.weight.zero_()
         network.heads.span.weight[:, 0] = 1.0
 
+    return change
+
 
 def test_an_answer_is_found_in_any_window_of_a_long_context(tmp_path: Path, bpe: Path) -> None:
-    model = make(tmp_path / "m", bpe, HeadSettings(span=True))
-    wanted = model.tokenizer.encode(" Z")
-    _span_reader(model.network, int(wanted[-1]))
+    wanted = load_tokenizer(bpe).encode(" Z")
+    model = make(tmp_path / "m", bpe, HeadSettings(span=True), by_hand=_span_reader(int(wanted[-1])))
     for place in range(0, 40, 3):
         words = ["fox"] * 40
         words[place] = "Z"
@@ -183,8 +196,7 @@ def test_an_answer_is_found_in_any_window_of_a_long_context(tmp_path: Path, bpe:
 
 
 def test_no_answer_is_said_by_the_first_token_or_by_the_head(tmp_path: Path, bpe: Path) -> None:
-    model = make(tmp_path / "m", bpe, HeadSettings(span=True))
-    _span_reader(model.network, model.tokenizer.bos_id)
+    model = make(tmp_path / "m", bpe, HeadSettings(span=True), by_hand=_span_reader(load_tokenizer(bpe).bos_id))
     assert model.answer("Who", "The dog").text == ""
     model = make(tmp_path / "a", bpe, HeadSettings(span=True, answerable=True))
     for bias, empty in ((50.0, False), (-50.0, True)):

@@ -1,0 +1,61 @@
+"""A network that only answers, on a CPU: its matrices laid out once as the library's products want them.
+
+In: a network without gradients. Out: the same network whose linear layers hold their weights in oneDNN's own layout,
+with the FFN's GELU inside the product. The answers are the same up to rounding. Measured on one thread at the shapes of
+RoBERTa base: 1.2 to 1.4 times the speed in fp32 and 1.2 in bf16 at 32 tokens, 1.1 at 1,024. The layout cannot be saved,
+moved or trained: pack last. Not here: the format of the weights (the caller's choice).
+"""
+
+from __future__ import annotations
+
+import types
+
+import torch
+from torch import nn
+
+from remask.model.encoder import ACTIVATIONS, Ffn
+from remask.model.network import Network
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with its weight packed. Inputs in another format are converted, as autocast would."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.dtype = linear.weight.dtype
+        self.bias = linear.bias
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._product(x, "none", "")
+
+    def gelu(self, x: torch.Tensor, approximate: str) -> torch.Tensor:
+        return self._product(x, "gelu", approximate)
+
+    def _product(self, x: torch.Tensor, activation: str, form: str) -> torch.Tensor:
+        return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self._packed, self.bias, activation, [], form)
+
+
+def can_pack(network: Network) -> bool:
+    """Whether this build and these weights have such products: oneDNN, on the CPU, in a format it packs."""
+    weights = [module.weight for module in network.modules() if isinstance(module, nn.Linear)]
+    formats = {torch.float32, torch.bfloat16}
+    return torch.backends.mkldnn.is_available() and all(w.device.type == "cpu" and w.dtype in formats for w in weights)
+
+
+def pack(network: Network) -> Network:
+    """The network itself, packed. The masked LM's output matrix stays: tied, its rows are the embeddings."""
+    for module in list(network.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear) and name != "decoder":
+                setattr(module, name, PackedLinear(child))
+    for ffn in network.encoder.ffns:
+        assert isinstance(ffn, Ffn)
+        if ffn.settings.ffn == "plain":
+            ffn.both = types.MethodType(_both, ffn)
+    return network
+
+
+def _both(ffn: Ffn, x_TD: torch.Tensor) -> torch.Tensor:
+    assert isinstance(ffn.up, PackedLinear)
+    return ffn.down(ffn.up.gelu(x_TD, ACTIVATIONS[ffn.settings.activation]))
