@@ -56,6 +56,9 @@ class EvaluateRun(Config):
     max_pairs: int | None = setting(None, "BLiMP: so many pairs of each paradigm", ge=1)
     epochs: float | None = setting(None, "passes of fine-tuning; null: the recipe's", gt=0)
     minutes: float | None = setting(None, "all fine-tuning together; each run gets an equal share", gt=0)
+    init_weights: bool = switch(
+        True, "fine-tune from the model's weights; false: the same network from scratch, for comparison", effect="math"
+    )
     from_mnli: bool = switch(
         False, "RTE, STS-B and MRPC start from the MNLI model, as the paper's leaderboard entry", effect="math"
     )
@@ -82,6 +85,14 @@ class EvaluateRun(Config):
                     f"{name}: is not for a file given as test, on which nothing is trained"
                     if self.test else f"{name}: is only for a file given as test"
                 )  # fmt: skip
+        if not self.init_weights:
+            for name in ("from_mnli", "grid"):
+                if getattr(self, name):
+                    raise ValueError(f"{name}: is made for pretrained weights, and init_weights is false")
+            if asked := [task for task in self.tasks if task in ZERO_SHOT]:
+                raise ValueError(
+                    f"tasks: {asked[0]} trains nothing, and random weights (init_weights: false) know nothing"
+                )
         return self
 
 
@@ -106,6 +117,7 @@ def main(run: EvaluateRun, out: Path | None, *, progress: Progress) -> dict[str,
         "tasks": results,
         "skipped": skipped,
         "model": run.model,
+        "init_weights": run.init_weights,
         "precision": evaluation.judge.precision.name,
         "device": str(evaluation.judge.device),
     }
@@ -229,7 +241,8 @@ class Evaluation:
     def _trained(self, task: str) -> str | None:
         """The task whose fine-tuning gives the model for this one; None: the given model has its head already."""
         source = TASKS[task].get("model_of", task)
-        return None if self.own is not None and self.own.task == source else source
+        has_head = self.run.init_weights and self.own is not None and self.own.task == source
+        return None if has_head else source
 
     def _start(self, task: str) -> str | None:
         """The task whose model a fine-tuning starts from, if not from the given one."""
@@ -247,8 +260,8 @@ class Evaluation:
         run = self.run
         options = {
             "seed": run.seed, "seeds": run.seeds, "max_train": run.max_train, "max_dev": run.max_dev,
-            "train.epochs": run.epochs, "train.precision": run.precision, "train.device": run.device,
-            "train.minutes": self._minutes,
+            "init_weights": run.init_weights, "train.epochs": run.epochs, "train.minutes": self._minutes,
+            "train.precision": run.precision, "train.device": run.device,
         }  # fmt: skip
         return models.Tuner(self.cache, options, run.grid, self.progress)
 
@@ -349,10 +362,11 @@ def render(values: Mapping[str, Any]) -> str:
     """One table: task, metric, score with its spread, sizes; then the other metrics and what to know."""
     if "file" in values:
         return evaluate_file.render(values)
+    start = "" if values["init_weights"] else " (from scratch)"
     rows = [["task", "metric", "score", "lowest to highest", "train", "dev"]]
     details: list[str] = []
     for task, result in values["tasks"].items():
-        rows += _rows(task, result)
+        rows += _rows(task, result, start)
         shown = official(task) if task in TASKS else (result["metric"],)
         others = [f"{name} {_number(value)}" for name, value in result["metrics"].items() if name not in shown]
         details += [f"{task}: {', '.join(others)}"] if others else []
@@ -361,7 +375,7 @@ def render(values: Mapping[str, Any]) -> str:
         details += [f"{task}: tried {json.dumps(tried)}" for tried in result.get("grid", ())]
     if "glue" in values:
         count = len(values["glue"]["tasks"])
-        rows.append(["glue", f"mean of {count}", f"{values['glue']['mean']:.4f}", "", "", ""])
+        rows.append([f"glue{start}", f"mean of {count}", f"{values['glue']['mean']:.4f}", "", "", ""])
     details += [f"{task}: left out: {reason}" for task, reason in values["skipped"].items()]
     details += [
         f"{name}: {count:,} answers for the leaderboard" for name, count in values.get("submission", {}).items()
@@ -376,15 +390,14 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
-def _rows(task: str, result: Mapping[str, Any]) -> list[list[str]]:
+def _rows(task: str, result: Mapping[str, Any], start: str) -> list[list[str]]:
     sizes = [f"{result['data'][part]:,}" if part in result["data"] else "" for part in ("train", "dev")]
     rows: list[list[str]] = []
     for name in official(task) if task in TASKS else (result["metric"],):
         spread = result.get("spread", {}).get(name)
         over = f"{spread['low']:.4f} to {spread['high']:.4f}" if spread and len(spread["seeds"]) > 1 else ""
-        rows.append(
-            [task if not rows else "", name, _number(result["metrics"][name]), over, *(sizes if not rows else ["", ""])]
-        )
+        first, *last = ["", "", ""] if rows else [f"{task}{start}", *sizes]
+        rows.append([first, name, _number(result["metrics"][name]), over, *last])
     if "ensemble" in result:
         together, name = result["ensemble"], result["metric"]
         rows.append(["", name, f"{together['metrics'][name]:.4f}", f"ensemble of {together['models']}", "", ""])
@@ -413,6 +426,7 @@ def _rows(task: str, result: Mapping[str, Any]) -> list[list[str]]:
 @click.option("--max-pairs", type=int, help="BLiMP: so many pairs of each paradigm.")
 @click.option("--epochs", type=float, help="Passes of fine-tuning.")
 @click.option("--minutes", type=float, help="All fine-tuning together; each run gets an equal share.")
+@click.option("--from-scratch", is_flag=True, help="Fine-tune the same network with random weights, for comparison.")
 @click.option("--from-mnli", is_flag=True, default=None, help="RTE, STS-B and MRPC start from the MNLI model.")
 @click.option("--grid", is_flag=True, default=None, help="GLUE: the paper's learning rates x batches.")
 @click.option("--submission", help="Folder for answers to GLUE's test files, as the leaderboard takes them.")
@@ -420,8 +434,9 @@ def _rows(task: str, result: Mapping[str, Any]) -> list[list[str]]:
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @common_options
 def command(
-    common: Common, word: str, tasks: str | None, texts: tuple[str, ...], out: Path | None, **options: Any
-) -> None:
+    common: Common, word: str, tasks: str | None, texts: tuple[str, ...], out: Path | None, from_scratch: bool,
+    **options: Any,
+) -> None:  # fmt: skip
     """Score MODEL on tasks, or on a labelled file of its own task.
 
     Where it has no head for a task, it is fine-tuned first, in OUT (or the user's cache).
@@ -433,6 +448,7 @@ def command(
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
     if options["test"] and len(texts) > 1:
         raise UsageError(f"--text {' --text '.join(texts)}: a file given as --test has one column with the text")
+    options["init_weights"] = False if from_scratch else None
     if options["test"] and texts:
         options["table__text"], texts = texts[0], ()
     built = common.build(EvaluateRun, file, model=model, tasks=names, texts=list(texts) or None, **options)

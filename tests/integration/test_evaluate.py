@@ -134,6 +134,36 @@ def test_without_out_models_go_to_the_users_cache_and_more_seeds_join(
     assert "ensemble of 2" in evaluate.render(both)
 
 
+def test_from_scratch_is_kept_apart_and_marked(
+    task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_cola(tmp_path / "glue").parent
+    words = ("--tasks", "glue:cola", "--data", data, *FAST, "--out", tmp_path / "out", "--max-train", 32, "--seed", 5)
+    first = invoke("evaluate", task_model, *words)
+    seen = trainings(monkeypatch)
+    scratch = invoke("evaluate", task_model, *words, "--from-scratch")
+    assert [run.init_weights for run in seen] == [False]
+    assert (first["init_weights"], scratch["init_weights"]) == (True, False)
+    assert len(list((tmp_path / "out").glob("glue-cola-*"))) == 2
+    assert "glue:cola (from scratch)  matthews" in evaluate.render(scratch)
+    assert "from scratch" not in evaluate.render(first)
+    weights = [
+        (Path(one["tasks"]["glue:cola"]["model"]) / "model.safetensors").read_bytes() for one in (first, scratch)
+    ]
+    assert weights[0] != weights[1]
+    # Either is trained once; a model that has the head already has to begin anew, too.
+    assert invoke("evaluate", task_model, *words)["metrics"] == first["metrics"]
+    assert invoke("evaluate", task_model, *words, "--from-scratch") == scratch
+    assert len(seen) == 1
+    invoke("evaluate", first["tasks"]["glue:cola"]["model"], *words, "--from-scratch")
+    assert [run.init_weights for run in seen] == [False, False]
+    for word, message in (("--grid", "grid: is made for"), ("--from-mnli", "from_mnli: is made for")):
+        with pytest.raises(ConfigError, match=message):
+            invoke("evaluate", task_model, *words, "--from-scratch", word)
+    with pytest.raises(ConfigError, match="tasks: blimp trains nothing"):
+        invoke("evaluate", task_model, "--tasks", "blimp", "--data", data, "--from-scratch")
+
+
 def test_mnli_first_its_second_dev_file_and_the_leaderboard(
     task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
