@@ -20,7 +20,7 @@ from remask.schema import IGNORE
 from remask.tasks.entities import bioes_fault, is_bioes, split_tag, to_iob2
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import TableSettings
-from remask.tasks.tables import read_cells, read_lines
+from remask.tasks.tables import UNSEEN, read_cells, read_lines
 
 Array = np.ndarray
 _TABLES = (".jsonl", ".ndjson", ".parquet")
@@ -112,9 +112,7 @@ def tag_names(sentences: Sequence[Sentence], path: Path) -> tuple[str, ...]:
     return ("O", *(f"{prefix}-{kind}" for kind in types for prefix in "BI"))
 
 
-def check_tags(
-    sentences: Sequence[Sentence], names: Sequence[str], path: Path, whose: str = "that are not in the training data"
-) -> None:
+def check_tags(sentences: Sequence[Sentence], names: Sequence[str], path: Path, whose: str = UNSEEN) -> None:
     """Types that the training data never showed are an error that lists them."""
     unseen = {tag[2:]: s.place for s in reversed(sentences) for tag in s.tags or () if tag not in names}
     if unseen:

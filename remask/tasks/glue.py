@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,3 +107,12 @@ def cut_by_hash(table: Table, share: float = 0.2) -> tuple[Table, Table]:
     if not all(parts):
         raise DataError(f"{table.path}: {len(table.examples)} rows are too few to cut in two; give a dev file")
     return Table(table.path, parts[0], table.dropped), Table(table.path, parts[1], {})
+
+
+def cut_by_group(items: Sequence[Any], group: Callable[[Any], str], path: Path) -> tuple[list[Any], list[Any]]:
+    """(to train on, to score): a fifth of the groups by hash, at least one. What shares a passage stays together."""
+    by_hash = sorted({group(item) for item in items}, key=lambda name: hashlib.sha256(name.encode()).digest())
+    if len(by_hash) < 2:
+        raise DataError(f"{path}: one passage or sentence cannot be cut in two; give a dev file")
+    scored = set(by_hash[: max(1, round(len(by_hash) / 5))])
+    return [item for item in items if group(item) not in scored], [item for item in items if group(item) in scored]

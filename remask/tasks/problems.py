@@ -20,12 +20,12 @@ from remask.data.order import key_of, permute
 from remask.errors import ConfigError, DataError, MissingInputError
 from remask.tasks import conll, mistakes, predict, race, ranking, squad
 from remask.tasks.entities import score_entities
-from remask.tasks.glue import cut_by_hash, find_file, read_glue, read_glue_file
+from remask.tasks.glue import cut_by_group, cut_by_hash, find_file, read_glue, read_glue_file
 from remask.tasks.rows import Frame, Rows, encode_rows, label_values
 from remask.tasks.settings import Kind, LossSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
 from remask.tasks.squad_scores import score_answers
-from remask.tasks.tables import Table, check_labels, label_names, read_table
+from remask.tasks.tables import UNSEEN, Table, check_labels, label_names, read_table
 
 Array = np.ndarray
 OWN_KINDS: dict[str, Kind] = {
@@ -36,6 +36,7 @@ METRICS: dict[Kind, str] = {
     "classify": "accuracy", "regress": "spearman", "multilabel": "f1", "tags": "f1", "spans": "f1",
     "choice": "accuracy",
 }  # fmt: skip
+SET_ASIDE = "that only the rows set aside have, for there is no dev file: give one"
 UNEVEN_SHARE = 0.8  # one class this large: accuracy says little
 
 
@@ -143,14 +144,18 @@ def _open_own(task: str, kind: Kind, table: TableSettings, train: Path | None, d
     notes = []
     if dev is None:
         first, second = cut_by_hash(first)
-        notes.append(f"no dev file: a fifth of {train.name} was set aside, by hash")
+        notes.append(_cut_note(train, "by hash"))
     else:
         second = read_table(dev, kind, table)
     labels: tuple[str, ...] = ()
     if kind != "regress":
         labels = label_names(first, kind)
-        check_labels(second, labels, kind)
+        check_labels(second, labels, kind, SET_ASIDE if dev is None else UNSEEN)
     return _texts_problem(task, kind, labels, METRICS[kind], first, second, notes)
+
+
+def _cut_note(train: Path, how: str) -> str:
+    return f"no dev file: a fifth of {train.name} was set aside, {how}"
 
 
 def _open_named(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
@@ -158,11 +163,13 @@ def _open_named(task: str, train: Path | None, dev: Path | None, folder: Path | 
     if train is not None and dev is not None:
         parts = read_glue_file(task, spec, train), read_glue_file(task, spec, dev)
         notes = []
+    elif train is not None and folder is None:
+        parts, notes = cut_by_hash(read_glue_file(task, spec, train)), [_cut_note(train, "by hash")]
     elif folder is not None:
         data = read_glue(task, spec, folder)
         parts, notes = (data.train, data.dev), [data.note] if data.note else []
     else:
-        raise ConfigError(f"task {task} needs its files: --data FOLDER, or --train FILE and --dev FILE")
+        raise ConfigError(f"task {task} needs its files: --data FOLDER, or --train FILE (and --dev FILE)")
     return _texts_problem(task, spec["kind"], spec["labels"], spec["metric"], *parts, notes)
 
 
@@ -194,17 +201,27 @@ def _with_several_labels(table: Table) -> int:
 
 
 def _open_tags(task: str, table: TableSettings, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
-    train, dev = _two_files(task, train, dev, folder)
-    first, second = conll.read_sentences(train, table), conll.read_sentences(dev, table)
+    train, dev = _files_of(task, train, dev, folder)
+    first = conll.read_sentences(train, table)
+    if dev is None:
+        first, second = cut_by_group(first, lambda s: " ".join(s.words), train)
+    else:
+        second = conll.read_sentences(dev, table)
     names = conll.tag_names(first, train)
-    conll.check_tags(second, names, dev)
-    return Problem(task, "tags", names, METRICS["tags"], first, second, (), {})
+    conll.check_tags(second, names, dev or train, SET_ASIDE if dev is None else UNSEEN)
+    notes = (_cut_note(train, "by sentence"),) if dev is None else ()
+    return Problem(task, "tags", names, METRICS["tags"], first, second, notes, {})
 
 
 def _open_spans(task: str, table: TableSettings, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
-    train, dev = _two_files(task, train, dev, folder)
+    train, dev = _files_of(task, train, dev, folder)
     notes = []
-    if train.resolve() == dev.resolve():
+    if dev is None:
+        first = squad.read_squad(train)
+        by_article = len({q.article for q in first}) >= 5  # one's own file may have one title for all
+        first, second = cut_by_group(first, lambda q: q.article if by_article else q.context, train)
+        notes.append(_cut_note(train, "by article" if by_article else "by passage"))
+    elif train.resolve() == dev.resolve():
         first, second = squad.cut_by_article(squad.read_squad(train))
         notes.append(
             f"{train.name} is the only file at hand: every fifth article is scored and the others trained on, "
@@ -235,7 +252,9 @@ def _open_rankings(task: str, train: Path | None, dev: Path | None, folder: Path
     """QNLI's candidates and WSC's phrases, two by two."""
     notes: list[str] = []
     if task == "wsc":
-        train, dev = _two_files(task, train, dev, folder)
+        train, dev = _files_of(task, train, dev, folder)
+        if dev is None:  # what is trained on and what is scored are read in different ways
+            raise ConfigError(f"task {task} needs both of its files: --data FOLDER, or --train FILE and --dev FILE")
         (first, untrained), (second, unscored) = (
             ranking.read_wsc(path, training=path is train) for path in (train, dev)
         )
@@ -265,12 +284,16 @@ def _race_paths(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _open_choices(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> Problem:
+    if train is not None and dev is None and folder is None:
+        first, second = cut_by_group(race.read_choices([train]), lambda q: q.article or q.question, train)
+        notes = (_cut_note(train, "by passage"),)
+        return Problem(task, "choice", (), METRICS["choice"], first, second, notes, {})
     if train is not None and dev is not None:
         parts = [train], [dev]
     elif folder is not None:
         parts = _race_paths(folder)
     else:
-        raise ConfigError(f"task {task} needs its files: --data FOLDER, or --train FILE and --dev FILE")
+        raise ConfigError(f"task {task} needs its files: --data FOLDER, or --train FILE (and --dev FILE)")
     first, second = race.read_choices(parts[0]), race.read_choices(parts[1])
     return Problem(task, "choice", (), METRICS["choice"], first, second, (), {})
 
@@ -334,12 +357,12 @@ def task_files(task: str, folder: Path) -> list[Path]:
     ]
 
 
-def _two_files(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> tuple[Path, Path]:
-    """Given files, or those of a named task."""
-    if train is not None and dev is not None:
+def _files_of(task: str, train: Path | None, dev: Path | None, folder: Path | None) -> tuple[Path, Path | None]:
+    """Given files (without the second a part of the first is set aside), or those of a named task."""
+    if train is not None and (dev is not None or folder is None):
         return train, dev
     if folder is None or task not in TASKS:
-        raise ConfigError(f"task {task} needs its files: --train FILE and --dev FILE")
+        raise ConfigError(f"task {task} needs its files: --train FILE (and --dev FILE)")
     return find_file(TASKS[task], "train", folder), find_file(TASKS[task], "dev", folder)
 
 

@@ -29,6 +29,7 @@ from remask.tasks.settings import Kind, TableSettings
 MAX_LINE_BYTES = 32_000_000
 _OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+UNSEEN = "that are not in the training data"
 _MISSING = ("", "nan", "NaN", "NAN", "null", "None")
 
 
@@ -342,9 +343,7 @@ def label_names(table: Table, kind: Kind) -> tuple[str, ...]:
     return tuple(ordered)
 
 
-def check_labels(
-    table: Table, names: Sequence[str], kind: Kind, whose: str = "that are not in the training data"
-) -> None:
+def check_labels(table: Table, names: Sequence[str], kind: Kind, whose: str = UNSEEN) -> None:
     """A label that the training data never showed cannot be answered: an error that lists them, with a place each."""
     known = set(names)
     unseen: dict[str, str] = {}

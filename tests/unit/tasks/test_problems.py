@@ -64,6 +64,67 @@ def test_answers_that_are_not_in_their_place(tmp_path: Path) -> None:
         opened("squad1", squad(tmp_path / "n.json", ("A", "yellow", 0)), good)
 
 
+# -------------------------------------------------------------------------------------------- without a dev file
+
+
+def test_choices_without_a_dev_file_are_cut_by_passage(tmp_path: Path) -> None:
+    lines = [
+        {"article": f"passage {n}", "questions": ["a", "b"], "options": [["x", "y"]] * 2, "answers": ["A", "B"]}
+        for n in range(10)
+    ]
+    path = write(tmp_path / "t.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+    for task in ("choice", "race"):
+        problem = opened(task, path, None)
+        assert (len(problem.train), len(problem.dev)) == (16, 4)
+        assert not {q.article for q in problem.train} & {q.article for q in problem.dev}
+        assert problem.notes == ("no dev file: a fifth of t.jsonl was set aside, by passage",)
+    # Without passages a question and its copies are one.
+    asked = [{"question": f"q{n // 2}", "options": ["x", "y"], "answer": 0} for n in range(20)]
+    problem = opened("choice", write(tmp_path / "q.jsonl", "".join(json.dumps(q) + "\n" for q in asked)), None)
+    assert (len(problem.train), len(problem.dev)) == (16, 4)
+    assert not {q.question for q in problem.train} & {q.question for q in problem.dev}
+    one = write(tmp_path / "one.jsonl", json.dumps(lines[0]) + "\n")
+    with pytest.raises(DataError, match=r"one.jsonl: one passage or sentence cannot be cut in two; give a dev file"):
+        opened("choice", one, None)
+
+
+def test_sentences_without_a_dev_file(tmp_path: Path) -> None:
+    many = [f"word{n} B-X\nother O\n\n" * 2 for n in range(20)]
+    problem = opened("ner", write(tmp_path / "t.txt", "".join(many)), None)
+    assert (len(problem.train), len(problem.dev)) == (32, 8)
+    assert not {s.words for s in problem.train} & {s.words for s in problem.dev}
+    assert problem.notes == ("no dev file: a fifth of t.txt was set aside, by sentence",)
+    rare = problem.dev[0].words[0]
+    path = write(tmp_path / "rare.txt", "".join(many).replace(f"{rare} B-X", f"{rare} B-RARE"))
+    with pytest.raises(DataError, match=r"types that only the rows set aside have, .*give one: 'RARE'"):
+        opened("ner", path, None)
+
+
+@pytest.mark.parametrize("titles, how", [(10, "by article"), (1, "by passage")])
+def test_passages_with_questions_without_a_dev_file(tmp_path: Path, titles: int, how: str) -> None:
+    data: dict[str, Any] = {f"t{n}": {"title": f"t{n}", "paragraphs": []} for n in range(titles)}
+    for n in range(20):
+        qas = [{"id": f"{n}-{i}", "question": "?", "answers": [{"text": "red", "answer_start": 0}]} for i in range(2)]
+        data[f"t{n % titles}"]["paragraphs"].append({"context": f"red number {n}", "qas": qas})
+    path = write(tmp_path / "t.json", json.dumps({"data": list(data.values())}))
+    problem = opened("qa", path, None)
+    assert (len(problem.train), len(problem.dev)) == (32, 8)
+    assert not {q.context for q in problem.train} & {q.context for q in problem.dev}
+    assert bool({q.article for q in problem.train} & {q.article for q in problem.dev}) == (titles == 1)
+    assert problem.notes == (f"no dev file: a fifth of t.json was set aside, {how}",)
+
+
+def test_named_tasks_without_a_dev_file(tmp_path: Path) -> None:
+    rows = [f"{n}\tred {n}\tblue\t{('entailment', 'not_entailment')[n % 2]}\n" for n in range(40)]
+    path = write(tmp_path / "t.tsv", "".join(["index\tsentence1\tsentence2\tlabel\n", *rows]))
+    problem = opened("glue:rte", path, None)
+    assert len(problem.train) + len(problem.dev) == 40
+    assert 0 < len(problem.dev) < 20
+    assert problem.notes == ("no dev file: a fifth of t.tsv was set aside, by hash",)
+    with pytest.raises(ConfigError, match="task wsc needs both of its files"):
+        opened("wsc", path, None)
+
+
 def test_rare_classes_weigh_more(tmp_path: Path) -> None:
     rows = "text,label\n" + "".join(f"t{i},{'a' if i % 4 else 'b'}\n" for i in range(40))
     path = write(tmp_path / "t.csv", rows)
