@@ -128,7 +128,7 @@ def main(
 def prepare(run: FinetuneRun, progress: Progress) -> Setup:
     """Open the model, read and encode the task; every mistake in the files shows here."""
     start = open_start(run)
-    return Setup(run, start, open_part(run, start, progress))
+    return Setup(run, start, open_part(run, run, start, progress))
 
 
 def run_seeds(

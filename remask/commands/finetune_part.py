@@ -11,7 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,14 +114,15 @@ def _model_fingerprint(folder: Path) -> str:
     return fingerprint([[path.name, artifacts.sha256_of(path)] for path in weights if path.name != artifacts.MANIFEST])
 
 
-def open_part(files: TaskFiles, start: Start, progress: Progress, name: str = "") -> Part:
-    """Read and encode a task. `name`: what to call it where there are several."""
+def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progress, name: str = "") -> Part:
+    """Read and encode a task. `files`: the run itself, or one of its several tasks, which is called `name`."""
     from remask.tasks.rows import frame_for
 
     problem = problems.open_problem(
         files.task, files.table, train=files.path(files.train_file), dev=files.path(files.dev_file),
         folder=files.path(files.data), max_train=files.max_train, max_dev=files.max_dev,
     )  # fmt: skip
+    problem = replace(problem, notes=(*problem.notes, *_adapter_notes(run, start, problem)))
     tokenizer, model = start.tokenizer, start.loaded.settings
     frame = frame_for(tokenizer, files.rows, model_length=model.max_length, num_segments=model.num_segments)
     train, dev = (
@@ -139,11 +140,20 @@ def open_part(files: TaskFiles, start: Start, progress: Progress, name: str = ""
     return part
 
 
-def head_settings(run: FinetuneRun, start: Start, part: Part) -> HeadSettings:
+def head_settings(run: FinetuneRun, start: Start, problem: problems.Problem) -> HeadSettings:
     from remask.model.settings import HeadSettings
 
     pooling = start.loaded.heads.pooling if run.pooling == "model" else run.pooling
-    return HeadSettings.model_validate({**part.problem.head, "pooling": pooling})
+    return HeadSettings.model_validate({**problem.head, "pooling": pooling})
+
+
+def _adapter_notes(run: FinetuneRun, start: Start, problem: problems.Problem) -> list[str]:
+    """LoRA without a folder for peft, and why."""
+    from remask.model.interop_config import no_class
+
+    reasons = no_class(start.loaded.settings, head_settings(run, start, problem)) if run.learn == "lora" else []
+    why = f"transformers has no class for this network ({', '.join(reasons)})"
+    return [f"the model will have no adapter folder for peft: {why}"] if reasons else []
 
 
 def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Network:
@@ -151,7 +161,7 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     from remask.model.network import build_network, with_heads
     from remask.model.settings import HeadSettings
 
-    loaded, heads = start.loaded, head_settings(run, start, part)
+    loaded, heads = start.loaded, head_settings(run, start, part.problem)
     settings = model_settings(run, loaded.settings)
     if not run.init_weights:
         return build_network(settings, heads, seed)

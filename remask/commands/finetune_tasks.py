@@ -129,7 +129,7 @@ def _single(run: FinetuneRun, entry: TaskFiles) -> FinetuneRun:
 def prepare(run: FinetuneRun, progress: Progress) -> TasksSetup:
     """Open the model, read and encode all tasks."""
     start = open_start(run)
-    parts = {entry.called: open_part(entry, start, progress, entry.called) for entry in run.tasks}
+    parts = {entry.called: open_part(run, entry, start, progress, entry.called) for entry in run.tasks}
     return TasksSetup(run, start, parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -63,6 +64,20 @@ def test_what_rests_stays_as_it_was_bit_for_bit(task_model: Path, tmp_path: Path
     assert changed == {n for n in before if moved and n.startswith(moved)}
     fresh = finetune.prepare(run, Progress(quiet=True)).build(0).state_dict()
     assert not torch.equal(after["heads.classifier.weight"], fresh["heads.classifier.weight"])
+
+
+def test_lora_without_an_adapter_folder_is_said(task_model: Path, tmp_path: Path) -> None:
+    """transformers' classifier for this network reads the first state, not the mean of all."""
+    train = write_rows(tmp_path / "t.jsonl", 32, 1)
+    said = io.StringIO()
+    run = run_for(task_model, train, learn="lora", pooling="mean", **{"train.epochs": 1.0})
+    values = finetune.main(run, tmp_path / "out", progress=Progress(stream=said))
+    line = "no adapter folder for peft: transformers has no class for this network (classes on the mean state)"
+    assert line in said.getvalue()
+    assert [line in note for note in values["notes"][-1:]] == [True]
+    assert not (tmp_path / "out/model/adapter").exists()
+    with_folder = finetune.prepare(run_for(task_model, train, learn="lora"), Progress(quiet=True))
+    assert not any("adapter" in note for note in with_folder.problem.notes)
 
 
 def test_lora_learns_and_its_adapter_answers_the_same_in_peft(task_model: Path, tmp_path: Path) -> None:
