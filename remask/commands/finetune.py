@@ -182,11 +182,16 @@ def same_run(identity: Mapping[str, Any], run: FinetuneRun, out: Path, allow_cha
 
 def check_identity(identity: Mapping[str, Any], defaults: Config, out: Path, allow_change: Sequence[str]) -> None:
     """What was run in this folder before must be the same; otherwise it is refused with what differs."""
+    if (out / artifacts.MANIFEST).is_file():
+        raise ConfigError(f"{out}: is a finished folder of another command; choose another --out")
     path = out / "run.json"
     if not path.is_file():
         return
     try:
-        before = json.loads(path.read_bytes())["identity"]
+        kept = json.loads(path.read_bytes())
+        if "identity" not in kept and "machine" in kept:
+            raise ConfigError(f"{out}: holds a pretraining run; choose another --out (it may be the --init)")
+        before = kept["identity"]
         before["run"] = _filled(dump(defaults), before["run"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{path}: damaged: {error!r}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,32 @@ def test_another_run_in_the_same_folder_is_refused_and_more_seeds_are_added(task
     write_rows(train, 48, 1, colour)
     more = run_for(task_model, train, None, **{"train.epochs": 1.0, "seeds": 2})
     assert len(finetune.main(more, tmp_path / "out", progress=quiet())["runs"]) == 2
+
+
+def test_a_folder_that_holds_something_else_is_refused(task_model: Path, tiny_prepared: Path, tmp_path: Path) -> None:
+    """Natural mistakes: --out where the pretraining is, or the model itself."""
+    from remask.commands import pretrain
+
+    small = {
+        "model.num_layers": 1, "model.hidden_size": 16, "model.num_heads": 2, "model.ffn_size": 32,
+        "model.max_length": 32, "data.length": 32, "data.batch.num_rows": 4, "data.evaluation.num_rows": 4,
+        "train.steps": 1, "train.precision": "fp32", "prepared": str(tiny_prepared),
+    }  # fmt: skip
+    folder = tmp_path / "pretrained"
+    pretrain.main(build_run(pretrain.PretrainRun, options=small).run, folder, progress=quiet())
+    before = {name: (folder / name).read_bytes() for name in ("run.json", "run.yaml")}
+    train = write_rows(tmp_path / "train.jsonl", 48, 1, colour)
+    with pytest.raises(ConfigError, match=r"pretrained: holds a pretraining run; choose another --out"):
+        finetune.main(run_for(folder, train, None), folder, progress=quiet())
+    assert {name: (folder / name).read_bytes() for name in before} == before
+    model = shutil.copytree(task_model, tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"model: is a finished folder of another command; choose another --out"):
+        finetune.main(run_for(task_model, train, None), model, progress=quiet())
+    assert not (model / "run.json").exists()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/run.json").write_text("[]")
+    with pytest.raises(DataError, match=r"run.json: damaged"):
+        finetune.main(run_for(task_model, train, None), tmp_path / "broken", progress=quiet())
 
 
 def test_mistakes_are_named_before_training(task_model: Path, tmp_path: Path) -> None:
