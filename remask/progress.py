@@ -150,3 +150,8 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(int(seconds + 0.5), 60)
     return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def counted(count: int, noun: str) -> str:
+    """1 row, 2 rows."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

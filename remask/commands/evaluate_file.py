@@ -16,6 +16,7 @@ from remask.commands.evaluate_models import Scorer
 from remask.commands.finetune import score_lines
 from remask.commands.predict import TaskModel, model_path, open_task_model
 from remask.config import Config, dump, setting
+from remask.progress import counted
 from remask.study.task_report import file_report
 from remask.tasks import problems
 from remask.tasks.settings import TableSettings
@@ -78,10 +79,9 @@ def main(
 
 def render(values: Mapping[str, Any]) -> str:
     """The result for a person."""
-    count = values["data"]["test"]
-    lines = score_lines(values, values, f"{count:,} example{'s' if count != 1 else ''} of {values['file']}")
+    lines = score_lines(values, values, f"{counted(values['data']['test'], 'example')} of {values['file']}")
     if values["texts_cut"]:
-        lines.append(f"  {values['texts_cut']:,} texts are longer than the model reads and were cut")
+        lines.append(f"  cut to what the model reads: {counted(values['texts_cut'], 'text')}")
     if dropped := values["data"].get("dropped"):
         reasons = ", ".join(f"{reason}: {number:,}" for reason, number in dropped.items())
         lines.append(f"  rows left out: {reasons}")

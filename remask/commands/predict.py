@@ -24,7 +24,7 @@ from remask import artifacts, signals
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, differences, dump, fingerprint, setting
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UsageError
-from remask.progress import Progress
+from remask.progress import Progress, counted
 from remask.tasks.answer_files import check_name, write_rows
 from remask.tasks.problems import METRICS
 from remask.tasks.settings import Kind, RowSettings, TableSettings
@@ -88,8 +88,8 @@ def open_task_model(path: Path) -> TaskModel:
             known = json.loads(facts.read_bytes())
             table = TableSettings.model_validate_json(json.dumps(known["table"]))
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
-            task, kind, labels = known["task"], known["kind"], tuple(known["labels"])
-            return TaskModel(loaded, task, kind, labels, known["metric"], table, rows)
+            kind, metric = known["kind"], known.get("metric", METRICS[known["kind"]])
+            return TaskModel(loaded, known["task"], kind, tuple(known["labels"]), metric, table, rows)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{facts}: damaged: {str(error).splitlines()[0]}") from error
     heads = loaded.heads
@@ -402,7 +402,7 @@ def command(common: Common, words: tuple[str, ...], out: Path, **options: Any) -
         return
     values = main(built.run, out, progress=common.progress)
     if values["bad"]:
-        common.progress.warn(f"{values['bad']:,} rows could not be answered: {values['bad_file']}")
+        common.progress.warn(f"{counted(values['bad'], 'row')} could not be answered: {values['bad_file']}")
     if values["cut"]:
-        common.progress.say(f"  {values['cut']:,} texts are longer than the model reads and were cut")
-    common.result(values, f"{values['rows']:,} answers: {out}")
+        common.progress.say(f"  cut to what the model reads: {counted(values['cut'], 'text')}")
+    common.result(values, f"{counted(values['rows'], 'answer')}: {out}")

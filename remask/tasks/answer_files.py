@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -48,7 +49,7 @@ def write_rows(
     with _opened(target, named.suffix.lower()) as file:
         if kind == "jsonl":
             for row in rows():
-                file.write(orjson.dumps(row, default=str) + b"\n")
+                file.write(_json(row) + b"\n")
             return
         for line in _delimited(rows, columns, scores, kind):
             file.write(line.encode())
@@ -106,7 +107,14 @@ def _cell(value: Any) -> str:
         return value
     if isinstance(value, list) and all(isinstance(item, str) and "|" not in item for item in value):
         return "|".join(value)  # several labels, as tables with labels have them
-    return orjson.dumps(value, default=str).decode().strip('"')
+    return _json(value).decode().strip('"')
+
+
+def _json(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value, default=str)
+    except TypeError:  # an integer beyond 64 bit
+        return json.dumps(value, default=str, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 # ------------------------------------------------------------------------------------------------------ Parquet
@@ -121,9 +129,10 @@ def _write_parquet(target: Path, rows: Rows, columns: Sequence[str], source: Pat
         with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd") as writer:
             for group in _groups(rows()):
                 writer.write_table(pyarrow.Table.from_pylist(group, schema=schema))
-    except (pyarrow.ArrowException, TypeError) as error:
+    except (pyarrow.ArrowException, TypeError, OverflowError) as error:
         reason = str(error).splitlines()[0][:160]
-        raise DataError(f"a column has values of several types ({reason}): write .jsonl instead of .parquet") from error
+        wrong = f"a column has values of several types, or integers beyond 64 bit ({reason})"
+        raise DataError(f"{wrong}: write .jsonl instead of .parquet") from error
 
 
 def _groups(rows: Iterable[Row]) -> Iterator[list[dict[str, Any]]]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from remask.data.order import key_of, permute
 from remask.errors import ConfigError, DataError, MissingInputError
+from remask.progress import counted
 from remask.tasks import conll, mistakes, predict, race, ranking, squad
 from remask.tasks.entities import score_entities
 from remask.tasks.glue import cut_by_group, cut_by_hash, find_file, read_glue, read_glue_file
@@ -237,14 +238,14 @@ def _open_spans(task: str, table: TableSettings, train: Path | None, dev: Path |
     if not first or not second:
         raise DataError(f"{train}: too few articles to train on and to score")
     if dropped:
-        where = f"their answer does not stand where the file says (the first: {dropped[0].place})"
-        notes.append(f"{len(dropped):,} questions were not trained on: {where}")
+        where = f"the answer does not stand where the file says (the first: {dropped[0].place})"
+        notes.append(f"{counted(len(dropped), 'question')} not trained on: {where}")
     facts = {"dropped": {"answer not in its place": len(dropped)} if dropped else {}, "skipped_articles": skipped}
     return Problem(task, "spans", (), METRICS["spans"], first, second, tuple(notes), facts)
 
 
 def _skipped_notes(skipped: Mapping[str, int]) -> list[str]:
-    shown = ", ".join(f"{name} ({count:,} questions)" for name, count in skipped.items())
+    shown = ", ".join(f"{name} ({counted(count, 'question')})" for name, count in skipped.items())
     return [f"not scored, because corpora for pretraining hold them: {shown}"] if skipped else []
 
 

@@ -12,8 +12,10 @@ import bz2
 import csv
 import gzip
 import io
+import json
 import lzma
 import math
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,6 +32,7 @@ MAX_LINE_BYTES = 32_000_000
 _OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
 _FORMATS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 UNSEEN = "that are not in the training data"
+_LONG_NUMBER = re.compile(r"\d{19}")
 _MISSING = ("", "nan", "NaN", "NAN", "null", "None")
 
 
@@ -190,7 +193,9 @@ def _json_lines(path: Path, on_bad: OnBad | None) -> Iterator[Cells]:
             continue
         try:
             values = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
+            if _LONG_NUMBER.search(line):  # which orjson reads as a float beyond 64 bit
+                values = json.loads(line)
+        except (orjson.JSONDecodeError, RecursionError) as error:
             _fault(path, number, f"not JSON: {error}", on_bad, error)
             continue
         if not isinstance(values, dict):

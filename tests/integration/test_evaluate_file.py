@@ -112,9 +112,15 @@ def test_other_columns_other_rows_and_an_exported_model(classifier: Path, tmp_pa
         score(classifier / "out", renamed)
     given = ("--text", "t", "--label", "l")
     assert score(classifier / "out", renamed, *given)["metrics"] == plain["metrics"]
-    # An export knows its classes and no columns.
+    # An export knows its task; without that file it is as a foreign model, with classes and no columns.
     invoke("export", classifier / "out", "--to", "hf", "--out", tmp_path / "hf")
-    assert score(tmp_path / "hf", renamed, *given)["metrics"] == pytest.approx(plain["metrics"], abs=1e-4)
+    assert score(tmp_path / "hf", new)["metrics"] == pytest.approx(plain["metrics"], abs=1e-4)
+    (tmp_path / "hf/task.json").unlink()
+    with pytest.raises(ConfigError, match=r"new.jsonl:1: no column 'text'"):
+        score(tmp_path / "hf", new)
+    foreign = score(tmp_path / "hf", renamed, *given)
+    assert foreign["metrics"] == pytest.approx(plain["metrics"], abs=1e-4)
+    assert foreign["task"] == "classify"
     fewer = score(classifier / "out", new, "--max-dev", 10)
     assert (fewer["data"]["test"], fewer["notes"]) == (10, ["scored on 10 of 30 examples"])
 

@@ -152,6 +152,20 @@ def test_parquet_keeps_its_types_and_tsv_its_lines(models: dict[str, Path], tmp_
     ]
 
 
+def test_integers_of_any_size_come_out_as_they_were(models: dict[str, Path], tmp_path: Path) -> None:
+    numbers = [2**53 + 1, -(2**63), 2**64 - 1, 2**64, -(10**40)]
+    rows = [{"body": "red", "id": number, "more": {"ids": [number], "share": 0.5}} for number in numbers]
+    file = write_jsonl(tmp_path / "in.jsonl", rows)
+    ask(models["classify"], file, tmp_path / "out.jsonl")
+    assert [{name: row[name] for name in rows[0]} for row in read_jsonl(tmp_path / "out.jsonl")] == rows
+    assert '"id":-10000000000000000000000000000000000000000,' in (tmp_path / "out.jsonl").read_text()
+    ask(models["classify"], file, tmp_path / "out.csv")
+    with (tmp_path / "out.csv").open(newline="") as table:
+        assert [int(row["id"]) for row in csv.DictReader(table)] == numbers
+    with pytest.raises(DataError, match="integers beyond 64 bit"):
+        ask(models["classify"], file, tmp_path / "out.parquet")
+
+
 def test_scores_are_a_choice_and_names_do_not_collide(models: dict[str, Path], tmp_path: Path) -> None:
     file = write_jsonl(
         tmp_path / "in.jsonl", [{"body": "red", "score": 1, "extra": [1]}, {"body": "blue", "late": {"a": 2}}]
@@ -415,7 +429,7 @@ def test_the_command_line(models: dict[str, Path], tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     values = json.loads(done.stdout)
     assert (values["rows"], values["bad"], values["kind"], values["precision"]) == (1, 1, "classify", "fp32")
-    assert "1 rows could not be answered" in done.stderr
+    assert "1 row could not be answered" in done.stderr
     assert "scores" in read_jsonl(tmp_path / "a.jsonl")[0]
     done = invoke(models["classify"], file, "--out", tmp_path / "b.jsonl", "--dry-run")
     assert done.exit_code == 0

@@ -59,7 +59,7 @@ def test_answers_that_are_not_in_their_place(tmp_path: Path) -> None:
     some = squad(tmp_path / "t.json", ("A", "red", 0), ("A", "red", 3))
     problem = opened("squad1", some, good)
     assert problem.facts["dropped"] == {"answer not in its place": 1}
-    assert any("1 questions were not trained on" in n and "article 'A', paragraph 1" in n for n in problem.notes)
+    assert any("1 question not trained on" in n and "article 'A', paragraph 1" in n for n in problem.notes)
     with pytest.raises(DataError, match=r"n\.json: article 'A', .*question n0: the answer does not stand where"):
         opened("squad1", squad(tmp_path / "n.json", ("A", "yellow", 0)), good)
 
