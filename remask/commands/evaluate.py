@@ -101,11 +101,12 @@ _OF_TEST = ("test", "task", "table")
 
 def main(run: EvaluateRun, out: Path | None, *, progress: Progress) -> dict[str, Any]:
     """Each task in turn (a group's task without files is passed over, and said), or the file given as test."""
+    if out is not None and any((out / name).is_file() for name in ("run.json", artifacts.MANIFEST)):
+        raise ConfigError(f"{out}: holds a run or a model, whose files would be lost; choose another --out")
     if run.test:
-        device, precision = _format(run, progress)
-        return evaluate_file.main(
-            Path(run.model), run.task, Path(run.test), run.table, run.max_dev, out, device=device, precision=precision
-        )  # fmt: skip
+        model, problem = _open_test(run)
+        scorer = models.Scorer(*_format(run, progress), run.max_dev)
+        return evaluate_file.main(model, problem, Path(run.test), out, scorer)
     tasks = _expand(run.tasks)
     evaluation = Evaluation(run, out or _user_cache(), progress)
     plan, skipped = evaluation.plan(tasks)
@@ -132,6 +133,11 @@ def main(run: EvaluateRun, out: Path | None, *, progress: Progress) -> dict[str,
             out.mkdir(parents=True, exist_ok=True)
         artifacts.write_json(out / "results.json", values)
     return values
+
+
+def _open_test(run: EvaluateRun) -> tuple[TaskModel, problems.Problem]:
+    assert run.test
+    return evaluate_file.open_both(Path(run.model), run.task, Path(run.test), run.table, run.max_dev)
 
 
 def _format(run: EvaluateRun, progress: Progress) -> tuple[torch.device, Precision]:
@@ -441,7 +447,7 @@ def command(
 
     Where it has no head for a task, it is fine-tuned first, in OUT (or the user's cache).
 
-    remask evaluate MODEL --test held-out.csv     (columns as it was trained, or --text COL --label COL)
+    remask evaluate MODEL --test held-out.csv
     """
     common = common.of_rank()
     file, model, _ = run_file((word,))
@@ -459,7 +465,7 @@ def command(
                 "or remask evaluate MODEL --test FILE"
             )
     if common.dry_run and built.run.test:
-        evaluate_file.open_all(Path(built.run.model), built.run.task, Path(built.run.test), built.run.table, None)
+        _open_test(built.run)
         return
     if common.dry_run:
         Evaluation(built.run, out or _user_cache(), common.progress).plan(_expand(built.run.tasks))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from remask import artifacts
 from remask.commands.evaluate_models import Scorer
@@ -20,9 +20,6 @@ from remask.progress import counted
 from remask.study.task_report import file_report
 from remask.tasks import problems
 from remask.tasks.settings import TableSettings
-
-if TYPE_CHECKING:
-    from remask.train.precision import Precision
 
 
 class FileTable(Config):
@@ -44,30 +41,25 @@ class FileTable(Config):
         return TableSettings.model_validate(table.model_dump() | self.model_dump(exclude_none=True))
 
 
-def open_all(
+def open_both(
     model: Path, task: str | None, file: Path, table: FileTable, max_dev: int | None
 ) -> tuple[TaskModel, problems.Problem]:
-    """The model and the file; every mistake in either shows here."""
+    """The model and the file; every mistake in either shows here. `task`: of a model with several, which one."""
     opened = open_task_model(model_path(model, task))
     named = None if {"text", "text2", "label"} & set(table.given()) else opened.task  # columns: a table of one's own
     over = table.over(opened.table)
     return opened, problems.open_labelled(file, named, opened.kind, opened.labels, opened.metric, over, max_dev)
 
 
-def main(
-    model: Path, task: str | None, file: Path, table: FileTable, max_dev: int | None, out: Path | None, *,
-    device: Any, precision: Precision,
-) -> dict[str, Any]:  # fmt: skip
-    """Score it. `task`: of a model with several tasks, which one."""
-    opened, problem = open_all(model, task, file, table, max_dev)
-    found = Scorer(device, precision, max_dev).scores(problem, [opened])
+def main(model: TaskModel, problem: problems.Problem, file: Path, out: Path | None, scorer: Scorer) -> dict[str, Any]:
+    """Score it, and keep what was found in OUT."""
     values = {
-        "task": opened.task or opened.kind,
-        **found,
-        "labels": list(opened.labels),
+        "task": model.task or model.kind,
+        **scorer.scores(problem, [model]),
+        "labels": list(model.labels),
         "file": str(file),
-        "precision": precision.name,
-        "device": str(device),
+        "precision": scorer.precision.name,
+        "device": str(scorer.device),
     }
     if out is not None:
         with artifacts.output_errors(out):

@@ -180,5 +180,7 @@ def test_what_does_not_go_together_is_refused(classifier: Path, task_model: Path
         invoke("evaluate", classifier / "out")
     with pytest.raises(DataError, match="has no task's head; fine-tune it first"):
         score(task_model, dev)
+    with pytest.raises(ConfigError, match="holds a run or a model, whose files would be lost"):
+        score(classifier / "out", dev, "--out", classifier / "out")
     with pytest.raises(MissingInputError, match=r"absent.csv: no such file"):
         score(classifier / "out", tmp_path / "absent.csv", "--dry-run")
