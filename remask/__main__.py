@@ -23,7 +23,7 @@ VERBS = {
     "pretrain": "Train an encoder on prepared data.",
     "finetune": "Teach a pretrained model a task: your own table, or one of the papers'.",
     "search": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
-    "evaluate": "Score a model on tasks, fine-tuning it first where it has no head for them.",
+    "evaluate": "Score a model on tasks (without a head it is fine-tuned first) or a labelled file.",
     "predict": "What a fine-tuned model says about every row of a file.",
     "compare": "Training runs side by side: last values, curves, what differs.",
     "report": "One HTML page about a training run.",

@@ -15,7 +15,8 @@ from remask import artifacts
 from remask.commands.evaluate_models import Scorer
 from remask.commands.finetune import score_lines
 from remask.commands.predict import TaskModel, model_path, open_task_model
-from remask.config import Config, dump, setting
+from remask.config import Config, setting
+from remask.errors import ConfigError
 from remask.progress import counted
 from remask.study.task_report import file_report
 from remask.tasks import problems
@@ -34,9 +35,6 @@ class FileTable(Config):
     bad_rows: Literal["error", "drop"] | None = setting(None, "a row with an empty text or without a label")
     skip_articles: tuple[str, ...] | None = setting(None, "SQuAD: articles that are not scored")
 
-    def given(self) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value is not None}
-
     def over(self, table: TableSettings) -> TableSettings:
         return TableSettings.model_validate(table.model_dump() | self.model_dump(exclude_none=True))
 
@@ -46,7 +44,10 @@ def open_both(
 ) -> tuple[TaskModel, problems.Problem]:
     """The model and the file; every mistake in either shows here. `task`: of a model with several, which one."""
     opened = open_task_model(model_path(model, task))
-    named = None if {"text", "text2", "label"} & set(table.given()) else opened.task  # columns: a table of one's own
+    columns = [name for name in ("text", "text2", "label") if getattr(table, name) is not None]
+    if columns and opened.kind in ("spans", "choice"):
+        raise ConfigError(f"table.{columns[0]}: files of questions have names of their own; leave --{columns[0]} out")
+    named = None if columns else opened.task  # a named task's file has its own columns, any other is a table
     over = table.over(opened.table)
     return opened, problems.open_labelled(file, named, opened.kind, opened.labels, opened.metric, over, max_dev)
 

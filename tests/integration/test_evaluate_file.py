@@ -86,14 +86,19 @@ def test_the_dev_file_gets_the_scores_it_had_in_training(
     assert (found["metric"], found["data"]["test"]) == (made["metric"], 24)
     kept = json.loads((tmp_path / "scores/results.json").read_bytes())
     assert kept == found
-    assert "Scores" in (tmp_path / "scores/report.html").read_text()
     run = made["runs"][0]
+    page = (tmp_path / "scores/report.html").read_text()
+    assert "examples scored" in page
+    assert ("By class" in page, "What was taken for what" in page) == ("table" in run, "confusion" in run)
     for name in ("table", "tags", "confusion"):
         assert found.get(name) == run.get(name)
     text = evaluate.render(found)
     assert f"* {made['metric']}" in text
     assert "24 examples of" in text
     assert ("precision" in text) == ("table" in run)
+    if task in ("qa", "choice"):
+        with pytest.raises(ConfigError, match=r"table.label: files of questions have names of their own"):
+            score(tmp_path / "out", dev, "--label", "topic")
 
 
 @pytest.fixture(scope="module")
