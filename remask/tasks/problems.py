@@ -184,7 +184,7 @@ def _texts_problem(
     if kind == "classify":
         shares = Counter(e.label for e in train.examples)
         if unsure := _with_several_labels(train):
-            notes.append(f"{unsure:,} training texts are there with different labels")
+            notes.append(f"{counted(unsure, 'training text')} with different labels at different places")
         often, count = shares.most_common(1)[0]
         if task not in TASKS and count / len(train.examples) > UNEVEN_SHARE:
             metric = "macro_f1"

@@ -150,7 +150,7 @@ def test_rare_classes_weigh_more(tmp_path: Path) -> None:
 def test_texts_with_two_labels_and_ids_that_are_there_twice(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "id,text,label\n1,a,x\n2,a,y\n3,b,x\n3,c,y\n")
     problem = opened("classify", path, path)
-    assert "1 training texts are there with different labels" in problem.notes
+    assert "1 training text with different labels at different places" in problem.notes
     with pytest.raises(DataError, match=r"t\.csv:5: the id '3' is also at .*t\.csv:4"):
         opened("classify", path, path, id="id")
     line = {"id": "p1", "article": "abc", "question": "?", "options": ["a", "b"], "answer": 0}
