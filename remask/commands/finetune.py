@@ -76,7 +76,7 @@ class Setup:
 
     def build(self, seed: int) -> Any:
         network = fresh_network(self.run, self.start, self.part, seed)
-        let_learn(self.run, network.encoder, seed)
+        let_learn(self.run, network.encoder, [self.part], seed)
         return network
 
     def batches(self, seed: int, rank: int, world_size: int) -> Any:

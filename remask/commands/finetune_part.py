@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -192,9 +192,18 @@ def _task_of(folder: Path) -> str | None:
         raise DataError(f"{path}: damaged: {error!r}") from error
 
 
-def let_learn(run: FinetuneRun, encoder: Any, seed: int) -> None:
-    """What `learn` says, in place; the top layers are the loop's own setting."""
-    if run.learn == "heads":
+def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) -> None:
+    """What `learn` says, in place; the top layers are the loop's own setting. Of the embeddings only the rows that the
+    tasks' training texts use learn (an averaged model, which is all rows, has them all)."""
+    if run.learn == "all" and run.train.ema_decay == 0.0:
+        import numpy as np
+        import torch
+
+        from remask.model.used_rows import learn_used_rows
+
+        ids = [ids for part in parts for ids in (*part.train_rows.ids, np.array([part.pad_id]))]
+        learn_used_rows(encoder.embeddings, torch.from_numpy(np.concatenate(ids).astype(np.int64)))
+    elif run.learn == "heads":
         encoder.requires_grad_(False)
     elif run.learn == "lora":
         from remask.model.adapters import add_lora

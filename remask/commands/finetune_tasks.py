@@ -55,7 +55,7 @@ class TasksSetup:
         from remask.model.multitask import TaskNetworks
 
         model = TaskNetworks({n: fresh_network(self.run, self.start, p, seed) for n, p in self.parts.items()})
-        let_learn(self.run, model.encoder, seed)
+        let_learn(self.run, model.encoder, self.parts.values(), seed)
         return model
 
     def batches(self, seed: int, rank: int, world_size: int) -> Any:

@@ -89,11 +89,11 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters (shared ones once) and persistent buffers by name."""
-    tensors: dict[str, Tensor] = {name: p.detach() for name, p in model.named_parameters()}
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    tensors.update({name: t for name, t in model.state_dict().items() if name not in parameters})
-    return tensors
+    """Parameters (shared ones once) and persistent buffers by name, as the model gives them to files."""
+    state = model.state_dict()
+    own = {name for name, _ in model.named_parameters()}
+    again = {name for name, _ in model.named_parameters(remove_duplicate=False)} - own
+    return {name: tensor.detach() for name, tensor in state.items() if name not in again}
 
 
 # --------------------------------------------------------------------------------------------- checkpoints
