@@ -18,8 +18,9 @@ better.
 {table}
 
 ## How it is measured
-- Both sides get the same threads, the same allocator settings (`remask doctor` names them) and, where the machine needs
-  it for bf16, the same shim. Sides whose imports or allocations could disturb each other run in processes of their own.
+- Both sides get the same threads, the same allocator settings (those that remask sets itself while it trains) and,
+  where the machine needs it for bf16, the same shim. Sides whose imports or allocations could disturb each other run in
+  processes of their own.
 - Pretraining: our real loop beside transformers' Trainer with DataCollatorForLanguageModeling, one configuration of
   RoBERTa, the same first weights and rows, dropout 0.1, fused AdamW, clipping. The Trainer runs with both attention
   implementations of transformers and the faster one counts. `curves` shows that both learn the same, step by step.

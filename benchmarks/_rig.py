@@ -2,7 +2,7 @@
 
 A side is the same script started again with `--side NAME`. It sets itself up, says that it is ready, and measures one
 round whenever the parent says `go`; the others wait meanwhile, so that a change of the machine's speed meets all sides
-alike. Both sides of a comparison get the same threads and the same allocator settings (those of `remask doctor`).
+alike. Both sides of a comparison get the same threads and the same allocator settings (those of remask's own).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-# As `remask doctor` suggests: freed memory stays with the process instead of being mapped and zeroed again every step.
+# As remask.train.allocator sets them: freed memory stays with the process, instead of being zeroed again every step.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",

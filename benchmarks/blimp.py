@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from remask.model.packed import for_answers
 from remask.model.store import open_model
 from remask.tasks.blimp import pseudo_log_likelihoods
 
@@ -87,7 +88,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         peer = make_model(Path(folder), options.size)
-        network = open_model(Path(folder)).network
+        network = for_answers(open_model(Path(folder)).network, options.precision)
     sentences = make_sentences(options.sentences)
     half = torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else contextlib.nullcontext()
     seconds: dict[str, list[float]] = {"ours": [], "peer": []}

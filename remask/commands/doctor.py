@@ -30,11 +30,6 @@ EXTRAS = {
     "serve": ("fastapi", "remask serve"),
 }
 MIN_MEMORY_GB, MIN_DISK_GB = 4, 5
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": "1073741824",
-    "MALLOC_TRIM_THRESHOLD_": "4294967296",
-    "MALLOC_TOP_PAD_": "268435456",
-}
 
 
 @dataclass(frozen=True)
@@ -119,13 +114,10 @@ def _compiler() -> Finding:
 
 
 def _allocator() -> Finding:
-    preloaded = os.environ.get("LD_PRELOAD", "")
-    if "malloc" in preloaded or all(name in os.environ for name in ALLOCATOR):
-        return Finding("allocator", "ok", "set for large blocks")
-    if platform.libc_ver()[0] != "glibc":
-        return Finding("allocator", "ok", "not glibc")
-    words = " ".join(f"{name}={value}" for name, value in ALLOCATOR.items())
-    return Finding("allocator", "note", "glibc's defaults", f"CPU training runs faster with: export {words}")
+    from remask.train.allocator import is_settable
+
+    value = "glibc's, set for large blocks while training" if is_settable() else "not set by remask"
+    return Finding("allocator", "ok", value)
 
 
 def _extras() -> list[Finding]:

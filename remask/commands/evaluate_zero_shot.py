@@ -62,13 +62,19 @@ class Judge:
             self.tokenizer, RowSettings(), model_length=settings.max_length, num_segments=settings.num_segments
         )
 
+    @cached_property
+    def network(self) -> Any:
+        from remask.model.packed import for_answers
+
+        return for_answers(self.loaded.network.to(self.device), self.precision.name)
+
     @contextmanager
     def asked(self) -> Iterator[Any]:
         """The network on its device, without gradients."""
         import torch
 
         with torch.inference_mode(), self.precision.autocast():
-            yield self.loaded.network.to(self.device)
+            yield self.network
 
     def log_probs(self, batch: Any) -> np.ndarray:
         """log p of every masked token."""

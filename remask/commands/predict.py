@@ -222,10 +222,13 @@ def _forward(loaded: Loaded, kind: Kind, device: Any, precision: str) -> Callabl
     """A batch's logits. The weights themselves get the format: casting them in every batch costs what it saves."""
     import torch
 
+    from remask.model.packed import can_pack, pack
     from remask.task_objectives import task_logits
 
     dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
     network = loaded.network.to(device, dtypes[precision]).eval().requires_grad_(False)
+    if can_pack(network):
+        pack(network)
 
     def forward(batch: Batch) -> np.ndarray:
         with torch.inference_mode():

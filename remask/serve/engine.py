@@ -15,10 +15,9 @@ from typing import Any, Literal, cast, overload
 
 import numpy as np
 import torch
-from torch import nn
 
 from remask.errors import DataError, UnavailableError
-from remask.model.packed import can_pack, pack
+from remask.model.packed import for_answers
 from remask.model.settings import Pooling
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
@@ -73,19 +72,13 @@ class Model:
         self.batch_tokens, self.precision = batch_tokens, precision
         try:
             self.device = torch.device(device)
-            self.network = loaded.network.to(self.device).eval().requires_grad_(False)
+            network = loaded.network.to(self.device)
         except (RuntimeError, AssertionError) as error:  # torch has one of each
             raise UnavailableError(f"device = {device}: {str(error).splitlines()[0][:160]}") from error
         self.questions = Questions(loaded, tokenizer)
         self.num_tokens = self.num_padded = self.num_batches = 0  # of all that went through the network
-        if precision == "bf16":
-            # Made once: autocast would convert every matrix, the vocabulary's too, in every pass. The rest stays fp32.
-            for module in self.network.modules():
-                if isinstance(module, nn.Linear) or module is self.network.encoder.embeddings.tokens:
-                    module.to(torch.bfloat16)
-        self.num_parameters = sum(parameter.numel() for parameter in self.network.parameters())
-        if can_pack(self.network):
-            pack(self.network)
+        self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
+        self.network = for_answers(network, precision)
 
     def __repr__(self) -> str:
         shape = f"{self.settings.num_layers} layers x {self.settings.hidden_size}"

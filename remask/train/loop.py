@@ -21,6 +21,7 @@ from remask.errors import Stopped
 from remask.progress import Progress, Stage
 from remask.schema import BatchSource, Objective
 from remask.train.ahead import Ahead
+from remask.train.allocator import keep_freed_memory
 from remask.train.budget import Evaluate
 from remask.train.checkpoint import Files
 from remask.train.distributed import World
@@ -64,6 +65,7 @@ def train(
     this one and goes on: one that is refused, or has nothing left to do, leaves what was written of it.
     """
     world = world or World()
+    keep_freed_memory()
     with ExitStack() as stack:
         if world.is_first and not locked:
             stack.enter_context(lock(folder))

@@ -1,0 +1,28 @@
+"""Freed memory stays with the process while it trains, instead of being given back and zeroed anew every step.
+
+In: nothing. Out: glibc's limits raised for this process, unless the environment sets them or another allocator is
+loaded. A step frees and asks for the same large blocks again and again; glibc maps each of them fresh from the kernel,
+which fills it with zeros page by page. Making and adding two tensors of 77 MB took 0.3 to 0.4 of the time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+# mallopt's number of a limit -> its value: blocks below it come from the heap, the free end that is kept, the growth.
+_LIMITS = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 1 << 28}
+
+
+def is_settable() -> bool:
+    """Whether glibc's allocator is in charge, with limits that nobody has set."""
+    chosen = "malloc" in os.environ.get("LD_PRELOAD", "") or any(name.startswith("MALLOC_") for name in os.environ)
+    return platform.libc_ver()[0] == "glibc" and not chosen
+
+
+def keep_freed_memory() -> None:
+    if is_settable():
+        mallopt = ctypes.CDLL(None).mallopt
+        for limit, value in _LIMITS.items():
+            mallopt(limit, value)
