@@ -77,10 +77,10 @@ class Tuner:
         if not grid:
             yield {}
             return
-        scale = (finetuning.BASE_WIDTH / width) ** finetuning.RATE_POWER
         for values in itertools.product(*grid.values()):
             chosen = dict(zip(grid, values, strict=True))
-            yield chosen | {"train.learning_rate": float(f"{chosen['train.learning_rate'] * scale:.4g}")}
+            rate = finetuning.rate_of_all(chosen["train.learning_rate"], width)
+            yield chosen | {"train.learning_rate": float(f"{rate:.4g}")}
 
     def _one(self, task: str, init: Path, folder: Path, variant: Mapping[str, Any]) -> Any:
         recipe = [f"{key}={value}" for key, value in TASKS[task]["recipe"].items()]

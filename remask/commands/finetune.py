@@ -33,9 +33,8 @@ from remask.commands.finetune_part import (
 from remask.commands.finetune_part import predict_rows as predict_rows
 from remask.commands.finetune_run import TUNED, FinetuneRun
 from remask.commands.finetune_run import FinetuneTrainSettings as FinetuneTrainSettings
-from remask.commands.finetune_seed import BASE_WIDTH as BASE_WIDTH
-from remask.commands.finetune_seed import RATE_POWER as RATE_POWER
 from remask.commands.finetune_seed import Report, one_seed
+from remask.commands.finetune_seed import rate_of_all as rate_of_all
 from remask.config import Config, differences, dump, parse_assignment, to_yaml
 from remask.errors import ConfigError, DataError, UsageError
 from remask.progress import Progress

@@ -22,10 +22,10 @@ from remask.progress import Progress, duration
 from remask.train.settings import TrainSettings
 
 # RoBERTa base's rate at its width, LoRA's of its paper's RoBERTa runs, and a rate that fresh heads alone take well.
-# Narrow networks take more (a rule of thumb: 1e-4 at 256), and so does a start from random weights, which would
-# otherwise be an unfair comparison.
+# Narrow networks take more (measured: EXPERIMENTS.md, "Rates for narrow networks"), at most what a start from random
+# weights gets, which would otherwise be an unfair comparison.
 BASE_RATES = {"all": 2e-5, "lora": 4e-4, "heads": 1e-3}
-BASE_WIDTH, RATE_POWER = 768, 1.5
+BASE_WIDTH, RATE_POWER, FRESH_RATE_POWER = 768, 2.5, 1.5
 SCRATCH_RATE = 3e-4
 
 Report = Callable[[int, float], None]  # (evaluations so far, score): may raise to give a run up
@@ -108,12 +108,23 @@ def one_seed(
     return result
 
 
+def rate_of_all(rate: float, width: int) -> float:
+    """A rate for RoBERTa base's width at another one, where the whole network learns."""
+    return min(rate * (BASE_WIDTH / width) ** RATE_POWER, max(rate, SCRATCH_RATE))
+
+
+def _rate(run: FinetuneRun, width: int) -> float:
+    base = BASE_RATES[run.learn]
+    if run.learn != "all":
+        return base * (BASE_WIDTH / width) ** FRESH_RATE_POWER
+    return rate_of_all(base, width) if run.init_weights else SCRATCH_RATE
+
+
 def train_settings(run: FinetuneRun, width: int, every: int) -> TrainSettings:
     """The loop's own settings: rate by width, evaluations and checkpoints by epoch, unless given."""
     values = dump(run.train)
     if values["learning_rate"] is None:
-        scaled = BASE_RATES[run.learn] * (BASE_WIDTH / width) ** RATE_POWER
-        values["learning_rate"] = scaled if run.init_weights else max(scaled, SCRATCH_RATE)
+        values["learning_rate"] = _rate(run, width)
     for key in ("eval_every", "save_every"):
         values[key] = every if values[key] is None else values[key]
     return TrainSettings.model_validate_json(json.dumps(values))

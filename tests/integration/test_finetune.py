@@ -325,7 +325,9 @@ def test_rates_follow_the_width_unless_given(task_model: Path, tmp_path: Path) -
         return finetune_seed.train_settings(setup.run, setup.width, 5).learning_rate
 
     values = {"train.learning_rate": None}
-    assert rate(**values) == pytest.approx(2e-5 * (768 / 32) ** 1.5)
+    assert rate(**values) == 3e-4, "a width of 32 would take more than a fresh network does"
+    assert finetune.rate_of_all(2e-5, 384) == pytest.approx(2e-5 * 2**2.5)
+    assert finetune.rate_of_all(2e-5, 768) == 2e-5
     assert rate(**{"train.learning_rate": 1e-5}) == 1e-5
     assert rate(**values, learn="lora") == pytest.approx(4e-4 * (768 / 32) ** 1.5)
     assert rate(**values, learn="heads") == pytest.approx(1e-3 * (768 / 32) ** 1.5)
