@@ -71,7 +71,8 @@ def peer_scores(model: Any, sentences: list[np.ndarray], batch: int) -> np.ndarr
 def our_scores(network: Any, sentences: list[np.ndarray]) -> np.ndarray:
     def log_probs(batch: Any) -> np.ndarray:
         tensors = batch.map(torch.as_tensor)
-        logits = network.masked_lm(network.encode(tensors), tensors.masked_positions_M).float()
+        hidden = network.encode(tensors, wanted_M=tensors.masked_positions_M)
+        logits = network.masked_lm(hidden, tensors.masked_positions_M).float()
         return (logits.gather(1, tensors.masked_labels_M[:, None])[:, 0] - logits.logsumexp(1)).numpy()
 
     return pseudo_log_likelihoods(log_probs, sentences, MASK)

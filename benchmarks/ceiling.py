@@ -3,9 +3,9 @@
 One side is our loop (see pretrain.py); the other, turn by turn in its own process, computes nothing but the products
 that such a step cannot do without, on operands of the same shapes in the same precision: for every linear layer the
 output, the gradient of the input and that of the weights, for attention the two products and their four gradients,
-for the masked-LM head the masked positions only. FLOPs that a step spends beyond those count as waste. `ratio` is the
-share in percent; `peer` the ceiling and `ours` the step in GFLOPS. The same share with the rate of the linear layers
-alone as the ceiling (attention's small products run slower) is told beside it.
+for the masked-LM head, and in the last layer after its attention, the masked positions only. FLOPs that a step spends
+beyond those count as waste. `ratio` is the share in percent; `peer` the ceiling and `ours` the step in GFLOPS. The same
+share with the rate of the linear layers alone as the ceiling (attention's small products run slower) is told beside it.
 """
 
 from __future__ import annotations
@@ -48,9 +48,12 @@ def shapes(options: argparse.Namespace) -> list[Shape]:
     pairs, head = options.batch * heads, width // heads
     return [
         Shape("query, key, value", 1, tokens, width, 3 * width, layers),
-        Shape("attention output", 1, tokens, width, width, layers),
-        Shape("FFN up", 1, tokens, width, ffn, layers),
-        Shape("FFN down", 1, tokens, ffn, width, layers),
+        Shape("attention output", 1, tokens, width, width, layers - 1),
+        Shape("FFN up", 1, tokens, width, ffn, layers - 1),
+        Shape("FFN down", 1, tokens, ffn, width, layers - 1),
+        Shape("last attention output", 1, masked, width, width, 1),
+        Shape("last FFN up", 1, masked, width, ffn, 1),
+        Shape("last FFN down", 1, masked, ffn, width, 1),
         Shape("scores", pairs, options.length, head, options.length, layers),
         Shape("weighted values", pairs, options.length, options.length, head, layers),
         Shape("head dense", 1, masked, width, width, 1),

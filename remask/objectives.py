@@ -80,15 +80,17 @@ class Pretraining:
         from remask.model.loss import cross_entropy
 
         noise = self._noise(batch, step)
-        hidden_BSD = model.encode(batch, noise)
+        pairs_B = batch.sentence_labels_B if "sentence" in self.weights else None
+        wanted_M = batch.masked_positions_M if pairs_B is None else None  # the sentence loss may look at all tokens
+        hidden_BSD = model.encode(batch, noise, wanted_M=wanted_M)
         labels_M = _given(batch.masked_labels_M)
         loss, correct = model.masked_lm_loss(hidden_BSD, batch.masked_positions_M, labels_M)
         parts["mlm"] = Part(loss, len(labels_M))
         metrics["accuracy"] = Part(correct, len(labels_M))
-        if "sentence" in self.weights and batch.sentence_labels_B is not None:
-            rows_R = (batch.sentence_labels_B != IGNORE).nonzero().squeeze(1)
+        if pairs_B is not None:
+            rows_R = (pairs_B != IGNORE).nonzero().squeeze(1)
             logits_B2 = model.sentence(hidden_BSD, batch.lengths_B, noise)
-            loss, correct = cross_entropy(logits_B2[rows_R], batch.sentence_labels_B[rows_R])
+            loss, correct = cross_entropy(logits_B2[rows_R], pairs_B[rows_R])
             parts["sentence"] = Part(loss, len(rows_R))
             metrics["sentence_accuracy"] = Part(correct, len(rows_R))
 
@@ -198,7 +200,7 @@ def held_out(model: Any, batches: Iterable[Batch], token_lengths_V: np.ndarray) 
         tokens += len(labels_M)
         num_bytes += int(token_lengths_V[labels_M].sum())
         on_device = batch.map(lambda array: torch.as_tensor(array).to(device))
-        hidden_BSD = model.encode(on_device, None)
+        hidden_BSD = model.encode(on_device, None, wanted_M=on_device.masked_positions_M)
         loss, correct = model.masked_lm_loss(hidden_BSD, on_device.masked_positions_M, on_device.masked_labels_M)
         nats += float(loss)
         right += float(correct)

@@ -37,7 +37,8 @@ def task_logits(model: Any, kind: str, batch: Batch, noise: Any = None) -> torch
     A network that also says whether there is an answer gives B x S x 3 for spans: that logit at every position."""
     import torch
 
-    hidden_BSD = model.encode(batch, noise)
+    wanted_M = None if kind in ("tags", "spans") else model.first_positions(batch)
+    hidden_BSD = model.encode(batch, noise, wanted_M=wanted_M)
     if kind == "spans" and model.head_settings.answerable:
         logits_BS2, logit_B = model.span(hidden_BSD, noise), model.answerable(hidden_BSD, batch.lengths_B, noise)
         return torch.cat([logits_BS2, logit_B[:, None, None].expand(-1, logits_BS2.shape[1], 1)], dim=2)

@@ -82,7 +82,8 @@ class Judge:
 
         with self.asked() as network:
             tensors = batch.map(lambda array: torch.as_tensor(array).to(self.device))
-            logits_MV = network.masked_lm(network.encode(tensors), tensors.masked_positions_M).float()
+            hidden_BSD = network.encode(tensors, wanted_M=tensors.masked_positions_M)
+            logits_MV = network.masked_lm(hidden_BSD, tensors.masked_positions_M).float()
             right_M = logits_MV.gather(1, tensors.masked_labels_M[:, None])[:, 0]
             return (right_M - logits_MV.logsumexp(1)).cpu().numpy()
 

@@ -74,7 +74,10 @@ class _MaskedSight(Sight):
 class _TracedEncoder(Encoder):
     """The encoder on rows whose padding is where `document_ids_BS` is -1."""
 
-    def forward(self, batch: Batch, noise: Noise | None = None, causal: bool = False) -> torch.Tensor:
+    def forward(
+        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        assert wanted_M is None, "a graph has all states"
         hidden_BSD = super().forward(batch, noise, causal)
         assert batch.document_ids_BS is not None
         return hidden_BSD.masked_fill((batch.document_ids_BS < 0)[:, :, None], 0.0)

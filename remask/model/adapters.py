@@ -22,7 +22,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from remask.errors import ConfigError
-from remask.model.encoder import Encoder
+from remask.model.encoder import Encoder, View
 from remask.model.interop_config import family_for, no_class
 from remask.model.interop_weights import BASE, export_kind, pairs
 from remask.model.network import Network, empty_network
@@ -77,15 +77,15 @@ class LoraLinear(nn.Linear):
         self.in_features, self.out_features = resting.in_features, resting.out_features
         self.weight, self.bias = resting.weight, resting.bias
         self.lora = nn.ModuleDict(updates)
-        self.now: tuple[Noise, int, list[int]] | None = None  # noise, layer and tokens of each row, while in a layer
+        self.now: tuple[Noise, int, View] | None = None  # while in a layer
 
     def forward(self, input: Tensor) -> Tensor:
         y_TO = F.linear(input, self.weight, self.bias)
         for name, update in self.updates():
             x_TI = input
             if self.now is not None:
-                noise, layer, lengths = self.now
-                x_TI = noise.drop(input, update.dropout, layer, _SITES[name], lengths)
+                noise, layer, view = self.now
+                x_TI = noise.drop(input, update.dropout, layer, _SITES[name], view.per_row(len(input)))
             y_TO[:, update.start : update.end] += update(x_TI)
         return y_TO
 
@@ -149,7 +149,7 @@ def _hand_over_noise(module: nn.Module, linears: list[LoraLinear]) -> None:
     def enter(_: nn.Module, args: tuple[Any, ...]) -> None:
         _, layer, view, noise = args
         for linear in linears:
-            linear.now = None if noise is None else (noise, layer, view.rows.computed)
+            linear.now = None if noise is None else (noise, layer, view)
 
     def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         for linear in linears:

@@ -44,13 +44,16 @@ def parameters_by_part(settings: ModelSettings, heads: HeadSettings) -> dict[str
 
 
 def flops_per_token(settings: ModelSettings, heads: HeadSettings, length: int) -> dict[str, float]:
-    """Forward pass, averaged over the tokens of a full row; a shared layer is computed as often as it is used."""
+    """Forward pass, averaged over the tokens of a full row; a shared layer is computed as often as it is used. Where
+    the masked tokens are all that is asked for, the last layer goes on with them alone after its attention."""
     size, ffn = settings.hidden_size, settings.ffn_size
+    whole = settings.num_layers - 1
+    last = MASKED_SHARE if heads.masked_lm and not heads.sentence else 1.0
     seen = [_seen(settings.window(layer), length) for layer in range(settings.num_layers)]
     flops = {
-        "attention projections": settings.num_layers * 2.0 * 4 * size * size,
+        "attention projections": 2.0 * (4 * whole + 3 + last) * size * size,
         "attention": sum(2.0 * 2 * size * keys for keys in seen),
-        "FFN": settings.num_layers * 2.0 * size * ffn * (3 if settings.ffn == "gated" else 2),
+        "FFN": 2.0 * (whole + last) * size * ffn * (3 if settings.ffn == "gated" else 2),
     }
     if settings.embedding_width != size:
         flops["embedding projection"] = 2.0 * settings.embedding_width * size
@@ -92,7 +95,8 @@ def training_loss(network: Network, batch: Batch) -> torch.Tensor:
     """The masked-LM loss with dropout, as a step of training computes it."""
     assert batch.masked_positions_M is not None
     assert batch.masked_labels_M is not None
-    hidden_BSD = network.encode(batch, Noise(0, 0, batch.example_ids_B))
+    noise = Noise(0, 0, batch.example_ids_B)
+    hidden_BSD = network.encode(batch, noise, wanted_M=batch.masked_positions_M)
     return network.masked_lm_loss(hidden_BSD, batch.masked_positions_M, batch.masked_labels_M)[0]
 
 

@@ -26,6 +26,8 @@ from remask.schema import Batch
 # Shapes: B rows, S positions of a row, T tokens laid end to end (all B x S, or only the real ones), V vocabulary,
 # E width of the embeddings, D width of a state, N heads, K width of a head, F width inside the FFN.
 
+_WORTH_KEEPING = 0.75  # of all tokens, above which all of them go through the whole last layer
+
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}  # -> F.gelu's `approximate`
 
 
@@ -68,6 +70,32 @@ class Rows:
     def unpad(self, x_BSD: torch.Tensor) -> torch.Tensor:
         """x_TD."""
         return x_BSD.flatten(0, 1) if self.tokens_T is None else _Unpad.apply(x_BSD, self.tokens_T)
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The tokens whose last states are wanted: above the last attention nothing else is computed."""
+
+    positions_K: torch.Tensor  # flat (row * S + column), the wanted ones first, then others up to one of few sizes
+    tokens_K: torch.Tensor  # the same as places among the T tokens
+    num_wanted: int
+    per_row: list[int]  # wanted of every row; the others count with the last row, behind all of its own
+
+    @classmethod
+    def of(cls, wanted_M: torch.Tensor, rows: Rows) -> Kept | None:
+        """None: none is wanted, or so many that leaving the others out saves nothing."""
+        size = (len(rows.lengths), rows.num_positions)
+        is_wanted_BS = torch.zeros(size, dtype=torch.bool, device=wanted_M.device)
+        is_wanted_BS.view(-1)[wanted_M] = True
+        is_wanted_T = rows.take(is_wanted_BS)
+        per_row = is_wanted_BS.sum(1).tolist()
+        num_wanted = sum(per_row)
+        if not 0 < num_wanted <= _WORTH_KEEPING * len(is_wanted_T):
+            return None
+        others_T = (~is_wanted_T).nonzero().squeeze(1)[: round_size(num_wanted) - num_wanted]
+        per_row[-1] += len(others_T)
+        tokens_K = torch.cat([is_wanted_T.nonzero().squeeze(1), others_T])
+        return cls(tokens_K if rows.tokens_T is None else rows.tokens_T[tokens_K], tokens_K, num_wanted, per_row)
 
 
 class _Pad(torch.autograd.Function):
@@ -154,8 +182,11 @@ class SubLayer(nn.Module):
         settings = self.settings
         pre = settings.norm == "pre"
         y_TD = self.inner(self.norm(x_TD) if pre and self.is_normed(layer) else x_TD, layer, view, noise)
+        if len(y_TD) < len(x_TD):
+            assert view.kept is not None
+            x_TD = _Unpad.apply(x_TD[None], view.kept.tokens_K)
         if noise is not None:
-            y_TD = noise.drop(y_TD, settings.dropout, layer, self.site, view.rows.computed)
+            y_TD = noise.drop(y_TD, settings.dropout, layer, self.site, view.per_row(len(y_TD)))
         return x_TD + y_TD if pre else self.norm(x_TD + y_TD)
 
     def inner(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
@@ -192,7 +223,10 @@ class Attention(SubLayer):
         x_BNSK = attend(
             qkv_3BNSK, view.sight, window, settings.attention_kernel, noise, settings.attention_dropout, layer
         )
-        return self.output(view.rows.unpad(x_BNSK.transpose(1, 2).flatten(2, 3)))
+        x_BSD = x_BNSK.transpose(1, 2).flatten(2, 3)
+        if view.kept is not None and layer == settings.num_layers - 1:
+            return self.output(_Unpad.apply(x_BSD, view.kept.positions_K))
+        return self.output(view.rows.unpad(x_BSD))
 
 
 class Ffn(SubLayer):
@@ -226,6 +260,7 @@ class View:
     rows: Rows
     sight: Sight
     positions_BS: torch.Tensor
+    kept: Kept | None = None
 
     def __post_init__(self) -> None:
         self._angles: dict[float, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -234,6 +269,12 @@ class View:
         if base not in self._angles:
             self._angles[base] = rotary_angles(self.positions_BS, head_size, base)
         return self._angles[base]
+
+    def per_row(self, num_tokens: int) -> list[int]:
+        """How many of so many tokens laid end to end are of which row."""
+        if self.kept is not None and num_tokens < sum(self.rows.computed):
+            return self.kept.per_row
+        return self.rows.computed
 
 
 class Encoder(nn.Module):
@@ -251,10 +292,15 @@ class Encoder(nn.Module):
         self.norm = layer_norm(settings, settings.hidden_size) if settings.norm == "pre" else None
         self.recompute = False  # activation checkpointing: noise has no state, so a second pass is the same
 
-    def forward(self, batch: Batch, noise: Noise | None = None, causal: bool = False) -> torch.Tensor:
-        """hidden_BSD, zeros at padding. `noise` None: evaluation."""
+    def forward(
+        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """hidden_BSD, zeros at padding. `noise` None: evaluation. `wanted_M`: flat positions whose states are asked
+        for; the others are zeros, too."""
         view = self.view(batch, noise, causal)
         rows = view.rows
+        if wanted_M is not None:
+            view.kept = Kept.of(wanted_M, rows)
         segments_T = None if batch.segment_ids_BS is None else rows.take(batch.segment_ids_BS)
         positions_T = rows.take(view.positions_BS.expand(batch.input_ids_BS.shape))
         x_TD = self.embeddings(rows.take(batch.input_ids_BS), positions_T, segments_T, rows, noise)
@@ -265,6 +311,9 @@ class Encoder(nn.Module):
                 x_TD = self.layer(x_TD, layer, view, noise)
         if self.norm is not None:
             x_TD = self.norm(x_TD)
+        if (kept := view.kept) is not None:
+            shape = (len(rows.lengths), rows.num_positions, x_TD.shape[1])
+            return _Pad.apply(x_TD[: kept.num_wanted], kept.positions_K[: kept.num_wanted], shape)
         hidden_BSD = rows.pad(x_TD)
         if rows.computed != rows.lengths:
             columns_S = torch.arange(rows.num_positions, device=hidden_BSD.device)

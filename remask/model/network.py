@@ -41,9 +41,19 @@ class Network(nn.Module):
         self.encoder = Encoder(settings)
         self.heads = Heads(settings, heads)
 
-    def encode(self, batch: Batch, noise: Noise | None = None, causal: bool = False) -> torch.Tensor:
-        """hidden_BSD, zeros at padding. `causal`: no token sees those to its right."""
-        return self.encoder(batch, noise, causal)
+    def encode(
+        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """hidden_BSD, zeros at padding. `causal`: no token sees those to its right. `wanted_M`: flat positions (row * S
+        + column) outside of which nobody will look: zeros stand there, and most of the last layer is saved."""
+        return self.encoder(batch, noise, causal, wanted_M)
+
+    def first_positions(self, batch: Batch) -> torch.Tensor | None:
+        """What heads for texts look at, for `encode`; None: at all tokens."""
+        if self.head_settings.pooling != "first":
+            return None
+        rows, columns = batch.input_ids_BS.shape
+        return torch.arange(0, rows * columns, columns, device=batch.input_ids_BS.device)
 
     forward = encode  # the name by which wrappers call it
 

@@ -18,7 +18,10 @@ class Fake:
         self.logits, self.answerable_logits, self.noises = logits, answerable, []
         self.head_settings = HeadSettings(span=True, answerable=answerable is not None)
 
-    def encode(self, batch, noise):
+    def first_positions(self, batch):
+        return None
+
+    def encode(self, batch, noise, wanted_M):
         self.noises.append(noise)
         return torch.zeros(batch.num_rows, batch.input_ids_BS.shape[1], 4)
 

@@ -79,6 +79,50 @@ def test_unpadding_and_kernels_give_the_same_gradients(form: str) -> None:
             torch.testing.assert_close(other[name], gradient, atol=1e-4, rtol=1e-4)
 
 
+WANTED = torch.tensor([12, 2, 3, 14 * 2 + 5])  # of rows of 14: in any order, and not of every row
+
+
+@pytest.mark.parametrize("unpad", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_wanted_states_are_the_same_with_the_same_gradients_and_the_others_zero(form: str, unpad: bool) -> None:
+    batch = a_batch((14, 4, 9))
+    found, grads = [], []
+    for wanted in (None, WANTED):
+        network = a_network(form, unpad=unpad)
+        hidden_BSD = network.encode(batch, wanted_M=wanted)
+        found.append(hidden_BSD.detach().flatten(0, 1))
+        network.masked_lm(hidden_BSD, WANTED).square().sum().backward()
+        grads.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+    torch.testing.assert_close(found[1][WANTED], found[0][WANTED], atol=1e-6, rtol=1e-5)
+    rest = torch.ones(len(found[1]), dtype=torch.bool)
+    rest[WANTED] = False
+    assert (found[1][rest] == 0.0).all()
+    assert grads[0].keys() == grads[1].keys()
+    for name, grad in grads[0].items():
+        torch.testing.assert_close(grads[1][name], grad, atol=1e-5 * float(grad.abs().max() + 1), rtol=1e-4)
+
+
+def test_wanted_states_do_not_depend_on_batch_mates_in_training() -> None:
+    network = a_network()
+    together = a_batch((14, 9, 12))
+    both = network.encode(together, training_noise(together), wanted_M=torch.tensor([3, 14 + 2, 14 + 7, 30]))
+    alone = Batch(together.input_ids_BS[1:2, :9], torch.tensor([9]), example_ids_B=together.example_ids_B[1:2])
+    one = network.encode(alone, training_noise(alone), wanted_M=torch.tensor([2, 7]))
+    torch.testing.assert_close(one[0], both[1, :9], atol=1e-6, rtol=1e-5)
+
+
+def test_recomputed_wanted_states_are_the_same() -> None:
+    batch = a_batch((14, 4, 9))
+    grads = []
+    for recompute in (False, True):
+        network = a_network()
+        network.encoder.recompute = recompute
+        network.encode(batch, training_noise(batch), wanted_M=WANTED).square().sum().backward()
+        grads.append([p.grad for p in network.encoder.parameters()])
+    for first, second in zip(*grads, strict=True):
+        assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_packed_documents_are_as_if_alone(form: str) -> None:
     network = a_network(form)
