@@ -222,7 +222,8 @@ class Model:
             for place, number in enumerate(numbers):
                 kinds.setdefault(readings[number].key, []).append(place)
             with self._products():
-                hidden_BSD = self.network.encode(batch)
+                wanted_M = readings[numbers[0]].looks_at(batch) if len(kinds) == 1 else None
+                hidden_BSD = self.network.encode(batch, wanted_M=wanted_M)
                 for places in kinds.values():
                     part, hidden = batch, hidden_BSD
                     if len(kinds) > 1:

@@ -55,6 +55,7 @@ class Reading:
 
     key: Hashable
     read: Callable[[Batch, Tensor], Sequence[Any]]
+    looks_at: Callable[[Batch], Tensor | None] = lambda batch: None  # flat positions; None: all of them
 
 
 Question = Generator[tuple[list[Row], Reading], list[Any], ResultT]
@@ -111,10 +112,9 @@ class Questions:
             rows.append(self._joined([ids], None, text))
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[list[Fill]]:
-            positions_M = (batch.input_ids_BS == self.tokenizer.mask_id).flatten().nonzero().squeeze(1)
             found: list[list[Fill]] = [[] for _ in range(batch.num_rows)]
             width = batch.input_ids_BS.shape[1]
-            for some_M in positions_M.split(_MASKS_AT_ONCE):
+            for some_M in self._masks(batch).split(_MASKS_AT_ONCE):
                 scores_MV = self.network.masked_lm(hidden_BSD, some_M).float().softmax(-1)
                 for place, scores, tokens in zip(some_M.tolist(), *self._best(scores_MV, top, wanted), strict=True):
                     self.on_text(0)
@@ -126,7 +126,11 @@ class Questions:
             return found
 
         key = None if wanted is None else tuple(map(tuple, wanted))
-        return (yield rows, Reading(("fill_mask", top, key), read))
+        return (yield rows, Reading(("fill_mask", top, key), read, self._masks))
+
+    def _masks(self, batch: Batch) -> Tensor:
+        """Their flat positions."""
+        return (batch.input_ids_BS == self.tokenizer.mask_id).flatten().nonzero().squeeze(1)
 
     def _targets(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens that each word may be: with and without the space before it, where they are one token."""
@@ -177,8 +181,9 @@ class Questions:
         self._need("classify")
         rows = [self.row(text, long_texts) for text in _several(texts)]
         read = Reading(
-            "classify", lambda batch, hidden: self._labels(self.network.classify(hidden, batch.lengths_B).float())
-        )
+            "classify", lambda batch, hidden: self._labels(self.network.classify(hidden, batch.lengths_B).float()),
+            self.network.first_positions,
+        )  # fmt: skip
         return (yield rows, read)
 
     def _labels(self, logits_BC: Tensor) -> list[Label]:
@@ -282,8 +287,11 @@ class Questions:
         rows = [self.row(parts_of(asked, option), long_texts) for option in options]  # as in training
         scores = yield (
             rows,
-            Reading("choose", lambda batch, hidden: self.network.choose(hidden, batch.lengths_B).float().tolist()),
-        )
+            Reading(
+                "choose", lambda batch, hidden: self.network.choose(hidden, batch.lengths_B).float().tolist(),
+                self.network.first_positions,
+            ),
+        )  # fmt: skip
         probs = torch.tensor(scores).softmax(0)
         return Choice(int(probs.argmax()), tuple(probs.tolist()))
 
