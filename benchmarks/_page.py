@@ -18,7 +18,7 @@ better.
 {table}
 
 ## How it is measured
-- Both sides get the same threads, the same allocator settings (those that remask sets itself while it trains) and,
+- Both sides get the same threads, the same allocator settings (those that remask sets itself while it computes) and,
   where the machine needs it for bf16, the same shim. Sides whose imports or allocations could disturb each other run in
   processes of their own.
 - Pretraining: our real loop beside transformers' Trainer with DataCollatorForLanguageModeling, one configuration of

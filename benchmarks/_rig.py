@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-# As remask.train.allocator sets them: freed memory stays with the process, instead of being zeroed again every step.
+# As remask.allocator sets them: freed memory stays with the process, instead of being zeroed again every step.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
     "MALLOC_TRIM_THRESHOLD_": "4294967296",

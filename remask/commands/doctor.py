@@ -114,9 +114,9 @@ def _compiler() -> Finding:
 
 
 def _allocator() -> Finding:
-    from remask.train.allocator import is_settable
+    from remask.allocator import is_settable
 
-    value = "glibc's, set for large blocks while training" if is_settable() else "not set by remask"
+    value = "glibc's, set for large blocks while computing" if is_settable() else "not set by remask"
     return Finding("allocator", "ok", value)
 
 

@@ -20,6 +20,7 @@ import click
 from pydantic import model_validator
 
 from remask import artifacts
+from remask.allocator import keep_freed_memory
 from remask.commands import Common, common_options, evaluate_file, is_first_rank, run_file
 from remask.commands import evaluate_models as models
 from remask.commands import evaluate_zero_shot as zero_shot
@@ -103,6 +104,7 @@ def main(run: EvaluateRun, out: Path | None, *, progress: Progress) -> dict[str,
     """Each task in turn (a group's task without files is passed over, and said), or the file given as test."""
     if out is not None and any((out / name).is_file() for name in ("run.json", artifacts.MANIFEST)):
         raise ConfigError(f"{out}: holds a run or a model, whose files would be lost; choose another --out")
+    keep_freed_memory()
     if run.test:
         model, problem = _open_test(run)
         scorer = models.Scorer(*_format(run, progress), run.max_dev)

@@ -21,6 +21,7 @@ import click
 import orjson
 
 from remask import artifacts, signals
+from remask.allocator import keep_freed_memory
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, differences, dump, fingerprint, setting
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UsageError
@@ -129,6 +130,7 @@ def main(run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     check_name(out)
     if not Path(run.file).exists():
         raise MissingInputError(f"{run.file}: no such file")
+    keep_freed_memory()
     return predict_file(open_ready(run), run, out, progress=progress)
 
 

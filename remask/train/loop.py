@@ -16,12 +16,12 @@ from typing import Any
 
 from torch import nn
 
+from remask.allocator import keep_freed_memory
 from remask.artifacts import lock
 from remask.errors import Stopped
 from remask.progress import Progress, Stage
 from remask.schema import BatchSource, Objective
 from remask.train.ahead import Ahead
-from remask.train.allocator import keep_freed_memory
 from remask.train.budget import Evaluate
 from remask.train.checkpoint import Files
 from remask.train.distributed import World

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "remask"
 
 BASE = {"errors", "config", "schema"}
-GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers"}
+GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator"}
 # package -> what it may import of remask, besides itself
 MAY_IMPORT = {
     "errors": set(),
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "artifacts": BASE,
     "documents": BASE | {"artifacts"},
     "workers": {"errors", "signals"},
+    "allocator": set(),
     "text": GROUND,
     "tokenizer": GROUND,
     "data": GROUND | {"tokenizer"},

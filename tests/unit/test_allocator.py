@@ -7,7 +7,7 @@ import platform
 
 import pytest
 
-from remask.train import allocator
+from remask import allocator
 
 
 class Library:
