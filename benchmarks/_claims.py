@@ -54,9 +54,10 @@ def _commands() -> list[Command]:
         Command("start", quick=TINY),
         Command("scaling", "--docs docs", f"{TINY_STEPS} --lengths 32,64 --batches 2,4 --window 8"),
         Command("batches", quick="--rounds 1 --steps 1"),
-        Command("blimp", quick=TINY),
+        Command("blimp", "--precision bf16", f"{TINY} --precision fp32"),
         Command("prepare", quick="--rounds 1 --megabytes 1 --vocab-size 2048"),
         Command("serve", quick="--size tiny --rounds 1 --texts 20 --requests 60 --seconds 2 --slow 10"),
+        Command("sst2", "--rate 1.1e-4"),
         Command("time_to_loss"),
     ]
     return found
@@ -91,6 +92,8 @@ def _claims() -> dict[str, Claim]:
         found[f"throughput, mixed lengths, base, {precision}"] = Claim(1.0, 1.3)
     found["peak memory of a step, base, 512 x 8, bf16"] = Claim(0.6, 0.3, more=False)
     found["start of fill-mask, base"] = Claim(2.5, 4.0)
+    found["fine-tuning on SST-2, start to end"] = Claim(2.0, 2.0)
+    found["BLiMP sentences, small, bf16"] = Claim(3.0, 3.0)
     found["predict, base, mixed lengths of 48, bf16"] = Claim(3.0, 3.0)
     found["serve, throughput, base, bf16, 16 clients"] = Claim(3.0, 3.0)
     return found

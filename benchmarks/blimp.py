@@ -90,6 +90,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         peer = make_model(Path(folder), options.size)
         network = for_answers(open_model(Path(folder)).network, options.precision)
+    if options.precision == "bf16":
+        peer.to(torch.bfloat16)
     sentences = make_sentences(options.sentences)
     half = torch.autocast("cpu", torch.bfloat16) if options.precision == "bf16" else contextlib.nullcontext()
     seconds: dict[str, list[float]] = {"ours": [], "peer": []}
@@ -98,7 +100,8 @@ def main() -> None:
             began = time.perf_counter()
             ours = our_scores(network, sentences)
             middle = time.perf_counter()
-            theirs = peer_scores(peer, sentences, options.batch)
+            with torch.autocast("cpu", enabled=False):  # its weights are in that format
+                theirs = peer_scores(peer, sentences, options.batch)
             end = time.perf_counter()
             assert np.allclose(ours, theirs, rtol=1e-3 if options.precision == "fp32" else 3e-2), "they disagree"
             if number:  # the first round warms both sides
