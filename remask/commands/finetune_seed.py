@@ -110,7 +110,7 @@ def one_seed(
 
 def rate_of_all(rate: float, width: int) -> float:
     """A rate for RoBERTa base's width at another one, where the whole network learns."""
-    return min(rate * (BASE_WIDTH / width) ** RATE_POWER, max(rate, SCRATCH_RATE))
+    return rate * min((BASE_WIDTH / width) ** RATE_POWER, SCRATCH_RATE / BASE_RATES["all"])
 
 
 def _rate(run: FinetuneRun, width: int) -> float:

@@ -155,6 +155,9 @@ class Wandb:
         self._sent = _Sent(folder / "wandb.json")
         if not self._sent.id:
             self._sent.begin(uuid.uuid4().hex[:12])
+        # Its folders are named by the second: one that goes on at once would write over what it goes on from.
+        while list((folder / "wandb").glob(f"*run-{time.strftime('%Y%m%d_%H%M%S')}-*")):
+            time.sleep(0.05)
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "remask"),
             id=self._sent.id,
