@@ -57,7 +57,6 @@ def _commands() -> list[Command]:
         Command("blimp", "--precision bf16", f"{TINY} --precision fp32"),
         Command("prepare", quick="--rounds 1 --megabytes 1 --vocab-size 2048"),
         Command("serve", quick="--size tiny --rounds 1 --texts 20 --requests 60 --seconds 2 --slow 10"),
-        Command("sst2", "--rate 1.1e-4"),
         Command("time_to_loss"),
     ]
     return found

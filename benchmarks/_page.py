@@ -25,7 +25,7 @@ better.
   RoBERTa, the same first weights and rows, dropout 0.1, fused AdamW, clipping. The Trainer runs with both attention
   implementations of transformers and the faster one counts. `curves` shows that both learn the same, step by step.
 - The ceiling is the time that the bare matrix products of a step take at their shapes in the same precision (the
-  masked-LM head at masked positions only), measured between our steps.
+  masked-LM head, and the last layer after its attention, at masked positions only), measured between our steps.
 - Time to a loss: the recipes differ, and the results file names both. Weights of both sides are scored by one scorer on
   the same rows and masks.
 - Latency and throughput: from text to label. Of ONNX Runtime, OpenVINO and transformers (sorted by length) the best

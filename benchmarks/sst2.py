@@ -6,7 +6,7 @@ set; seed by seed in turns, each in its own process. The Trainer pads to the lon
 one evaluation of the dev set; starting, reading the files and tokenising are not. The last line has both accuracies for
 every seed; `ratio` is the peer's time by ours.
 
-    python benchmarks/sst2.py --data FOLDER_OF_GLUE --model FOLDER [--epochs 1] [--rate 1.6e-4] [--rounds 3]
+    python benchmarks/sst2.py --data FOLDER_OF_GLUE --model FOLDER [--epochs 1] [--rate 1.1e-4] [--rounds 3]
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=SHARED / "roberta-30m", help="folder in Hugging Face layout")
     parser.add_argument("--examples", type=int, help="train on the first so many")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--rate", type=float, default=1.6e-4)
+    parser.add_argument("--rate", type=float, default=1.1e-4)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--precision", default="bf16", choices=["bf16", "fp32"])
     common_options(parser, rounds=3)
