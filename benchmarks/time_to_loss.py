@@ -4,9 +4,10 @@ data    `remask prepare` of the corpus, once, for both sides: the same vocabular
 peer    transformers' Trainer with run_mlm.py's recipe (blocks of full length, masks by its collator, post-norm RoBERTa,
         AdamW, warmup and linear decay to the end of its minutes, bf16), for every --peer-rates; the lowest loss counts
 ours    `remask pretrain` with --recipe and --set for every --ours-minutes, longest first, until one does not reach it
-Both read the same blocks. The peer's time is that of its steps alone, ours that of the whole verb. One scorer (our
+Both have the same layers, width, vocabulary and row length and read the same blocks; what else --recipe says (rows a
+step, masks, attention windows, rotary positions, norms, learning rate, first output bias) is our own, and both recipes
+are told in the JSON line. The peer's time is that of its steps alone, ours that of the whole verb. One scorer (our
 network and loss in fp32) reads the weights of both and scores them on the same fixed held-out rows with the same masks.
-What differs in the recipes (norm, learning rate, initial output bias, ...) is told in the JSON line.
 
     python benchmarks/time_to_loss.py --work DIR [--minutes 20] [--ours-minutes 5,4,3,2.5,2] [--json]
 
@@ -29,10 +30,6 @@ from _rig import common_options, environment, tell
 
 LAYERS, WIDTH, HEADS, FFN = 6, 384, 6, 1536
 ROOT = Path(__file__).resolve().parents[1]
-OUR_SETTINGS = (
-    "model.norm=pre", "model.dropout=0.0", "model.attention_dropout=0.0", "output_bias=frequencies",
-    "train.learning_rate=2e-3", "train.clip=1.0",
-)  # fmt: skip
 
 
 def prepare_data(options: argparse.Namespace) -> None:
@@ -166,12 +163,12 @@ def train_ours(minutes: str, options: argparse.Namespace) -> dict[str, Any]:
     facts = json.loads((out / "run.json").read_text()) if (out / "run.json").exists() else {}
     if "result" not in facts:
         fixed = [
-            f"data.length={options.length}", "data.format=fixed-blocks", f"data.batch.num_rows={options.batch}",
-            f"data.batch.micro_rows={options.batch}", f"train.precision={options.precision}", "train.eval_every=0",
-            "train.save_every=0", "train.device=cpu",
+            f"model.num_layers={LAYERS}", f"model.hidden_size={WIDTH}", f"model.num_heads={HEADS}",
+            f"data.length={options.length}", "data.format=fixed-blocks", f"train.precision={options.precision}",
+            "train.eval_every=0", "train.save_every=0", "train.device=cpu",
         ]  # fmt: skip
         words = ["pretrain", str(options.recipe), "--data", str(options.work / "prepared"), "--out", str(out)]
-        words += ["--minutes", minutes, *(word for one in (*fixed, *our_settings(options)) for word in ("--set", one))]
+        words += ["--minutes", minutes, *(word for one in (*fixed, *options.set) for word in ("--set", one))]
         _remask(words, options)
         facts = json.loads((out / "run.json").read_text())
     told = {
@@ -180,14 +177,6 @@ def train_ours(minutes: str, options: argparse.Namespace) -> dict[str, Any]:
         "tokens": facts["result"]["tokens"],
     }
     return told | {"parameters": facts["parameters"]} | score(out, options)
-
-
-def our_settings(options: argparse.Namespace) -> tuple[str, ...]:
-    return (*OUR_SETTINGS, *options.set) if options.recipe == default_recipe() else tuple(options.set)
-
-
-def default_recipe() -> Path:
-    return ROOT / "runs" / "bases" / "roberta_small.yaml"
 
 
 def score(model: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -222,7 +211,7 @@ def main() -> None:
     parser.add_argument("--peer-rates", default="5e-4", help="learning rates; 1e-3 stays on the plateau (measured)")
     parser.add_argument("--attention", default="eager", choices=["eager", "sdpa"], help="of the peer; see pretrain.py")
     parser.add_argument("--ours-minutes", default="5,4,3,2.5,2", help="schedules to try, longest first")
-    parser.add_argument("--recipe", type=Path, default=default_recipe(), help="our run file or base")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "runs" / "bases" / "modern_small.yaml", help="ours")
     parser.add_argument("--set", action="append", default=[], help="more settings of ours")
     parser.add_argument("--length", type=int, default=128)
     parser.add_argument("--batch", type=int, default=32)
@@ -260,7 +249,7 @@ def main() -> None:
         "target_loss": target,
         "peers": found,
         "tries": tries,
-        "our_recipe": {"base": options.recipe.stem, "set": list(our_settings(options))},
+        "our_recipe": {"base": options.recipe.stem, "set": options.set},
         "peer_recipe": "run_mlm.py: post-norm RoBERTa, dropout 0.1, AdamW, linear schedule, clip 1.0",
         "selected": "of the peer's learning rates the best; of ours the shortest schedule that reached its loss",
     }

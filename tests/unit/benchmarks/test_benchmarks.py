@@ -13,6 +13,9 @@ from typing import Any
 
 import pytest
 
+from remask.commands.pretrain import PretrainRun
+from remask.config import build_run
+
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 
 
@@ -118,5 +121,28 @@ def test_verdicts_and_the_table(script: Any) -> None:
 
 
 def test_every_command_has_its_script_and_every_script_its_command(script: Any) -> None:
-    scripts = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
+    scripts = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")} - {"quality"}
     assert {command.script for command in script("_claims").COMMANDS} == scripts
+
+
+def test_every_change_of_the_study_is_a_run(script: Any) -> None:
+    quality = script("quality")
+    recipe = FOLDER.parent / "runs" / "bases" / "quickstart.yaml"
+    seen = set()
+    for name, change in quality.CHANGES.items():
+        words = quality.settings(change)
+        vocabulary = words.pop("vocabulary")
+        run = build_run(PretrainRun, recipe, [f"{key}={value}" for key, value in words.items()], {"prepared": "x"}).run
+        seen.add((vocabulary, run.model_dump_json()))
+        assert (run.model.attention_window is None) == ("window" not in name and "near" not in name), name
+    assert len(seen) == len(quality.CHANGES), "two changes are the same run"
+
+
+def test_the_study_s_table_has_the_best_first(script: Any) -> None:
+    def ended(bits: float) -> dict[str, float]:
+        return {"bits_per_byte": bits, "loss": 3 * bits, "step": 10, "tokens": 1_000_000}
+
+    found = {"worse": [ended(2.0), ended(2.3), ended(2.1)], "better": [ended(1.9)]}
+    rows = script("quality").table(found, {"worse": "a=1", "better": "b=2"}).splitlines()[2:]
+    assert rows[0] == "| better: `b=2` | 1.900 | one seed | 5.700 | 10 | 1.00M |"
+    assert rows[1] == "| worse: `a=1` | 2.100 | 2.000 to 2.300 | 6.300 | 10 | 1.00M |"
