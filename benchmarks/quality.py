@@ -4,7 +4,7 @@ Every run is `remask pretrain` of --recipe for --minutes with one thread; as man
 that all share the machine alike. Kept in --work and not repeated: the command can be stopped, and goes on when it is
 given again. Losses compare within one vocabulary; across vocabularies bits per byte do.
 
-    python benchmarks/quality.py --work DIR [--minutes 3] [--seeds 3] [--only start,near,...]
+    python benchmarks/quality.py --work DIR [--minutes 3] [--seeds 3] [--only start,near,...] [--plot FILE.svg]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from _draw import draw
 from _rig import environment, num_cores
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,6 +115,18 @@ def table(found: dict[str, list[dict[str, Any]]], changes: dict[str, str]) -> st
     return "\n".join(lines)
 
 
+def curve(name: str, options: argparse.Namespace) -> list[tuple[float, float]]:
+    """(minutes, loss of the training rows), means over the seeds; every point over the last tenth of the steps."""
+    runs = []
+    for seed in range(options.seeds):
+        lines = map(json.loads, (options.work / f"{name}-{seed}" / "metrics.jsonl").read_text().splitlines())
+        runs.append([(line["time"] / 60, line["train/loss"]) for line in lines if "train/loss" in line])
+    length = min(map(len, runs))
+    minutes, losses = ([statistics.mean(run[i][k] for run in runs) for i in range(length)] for k in (0, 1))
+    width = max(1, length // 10)
+    return [(minutes[i], statistics.mean(losses[max(0, i - width + 1) : i + 1])) for i in range(length)]
+
+
 def middle(runs: list[dict[str, Any]], key: str) -> float:
     return statistics.median(one[key] for one in runs)
 
@@ -129,6 +142,7 @@ def main() -> None:
     parser.add_argument(
         "--change", action="append", default=[], metavar="NAME:SETTING=VALUE ...", help="one more change"
     )
+    parser.add_argument("--plot", type=Path, help="an SVG file for the training curves of the --only changes (up to 3)")
     options = parser.parse_args()
     options.changes = CHANGES | dict(word.split(":", 1) for word in options.change)
     names = options.only.split(",") if options.only else list(options.changes)
@@ -143,6 +157,9 @@ def main() -> None:
         for (name, _), result in zip(jobs, pool.map(lambda job: run(*job, options), jobs), strict=True):
             found.setdefault(name, []).append(result)
     print("\n" + table(found, options.changes))
+    if options.plot:
+        lines = {name: curve(name, options) for name in names}
+        draw(options.plot, lines, "minutes of one core", "loss of the training rows, nats", names_at=0.6)
 
 
 if __name__ == "__main__":

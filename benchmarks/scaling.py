@@ -18,18 +18,12 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
+from _draw import draw
 from _pretraining import SIZES, add_options, num_steps, run_ours, write_tokens
 from _rig import Turns, common_options, environment, tell
-
-STYLE = (
-    "<style>svg{--s0:#2458c5;--s1:#d9622b;background:#fff;font-family:system-ui,sans-serif}.grid{stroke:#e4e4ea}"
-    ".tick,.axis,.name{fill:#555;font-size:12px}.tick.x,.axis{text-anchor:middle}.tick.y{text-anchor:end}"
-    ".line{fill:none;stroke-width:2}</style>"
-)
 
 
 @dataclass(frozen=True)
@@ -77,24 +71,6 @@ def run_point(options: argparse.Namespace) -> None:
         facts = run_ours(options, turns, network, world)
     if world.is_first:
         turns.last(facts)
-
-
-def draw(path: Path, lines: dict[str, list[tuple[float, float]]], x_name: str, y_name: str) -> None:
-    """With the project's own chart, as a file that stands alone: colours and names inside."""
-    from remask.study.charts import LEFT, TOP, Series, line_chart
-
-    chart = line_chart([Series(name, points) for name, points in lines.items()], x_name=x_name, y_name=y_name)
-    drawing = chart[: chart.index("</svg>")].replace("var(--series-", "var(--s")
-    names = [
-        f"<text class='name' x='{LEFT + 26}' y='{TOP + 10 + 16 * i}'>{escape(name)}</text>"
-        f"<line class='line' x1='{LEFT + 6}' x2='{LEFT + 22}' y1='{TOP + 6 + 16 * i}' y2='{TOP + 6 + 16 * i}' "
-        f"style='stroke:var(--s{i})'/>"
-        for i, name in enumerate(lines)
-    ]
-    start = drawing.index(">") + 1
-    opened = drawing[:start].replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' ")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(opened + STYLE + drawing[start:] + "".join(names if len(lines) > 1 else []) + "</svg>\n")
 
 
 def main() -> None:

@@ -42,5 +42,5 @@ def main(run: FillMaskRun) -> list[list[dict[str, Any]]]:
     """The candidates for each text."""
     from remask.serve.engine import load
 
-    model = load(run.model, device=run.device)
+    model = load(run.model, device=run.device, packed=False)  # packing takes longer than the few texts of a command
     return [[asdict(fill) for fill in fills] for fills in model.fill_mask(list(run.texts), top=run.top)]

@@ -216,10 +216,10 @@ class Attention(SubLayer):
         window = settings.window(layer)
         qkv_BSM = view.rows.pad(self.qkv(x_TD))
         qkv_BS3NK = qkv_BSM.unflatten(2, (3, settings.num_heads, settings.head_size))
-        qkv_3BNSK = qkv_BS3NK.permute(2, 0, 3, 1, 4).contiguous()
+        qkv_3BNSK = qkv_BS3NK.permute(2, 0, 3, 1, 4)
         if settings.positions == "rotary":
             base = settings.rotary_base if window is None else settings.rotary_base_local
-            qkv_3BNSK = rotate(qkv_3BNSK, view.angles(base, settings.head_size))
+            qkv_3BNSK = rotate(qkv_3BNSK.contiguous(), view.angles(base, settings.head_size))
         x_BNSK = attend(
             qkv_3BNSK, view.sight, window, settings.attention_kernel, noise, settings.attention_dropout, layer
         )

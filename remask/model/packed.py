@@ -36,15 +36,15 @@ class PackedLinear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self._packed, self.bias, activation, [], form)
 
 
-def for_answers(network: Network, precision: str) -> Network:
+def for_answers(network: Network, precision: str, *, packed: bool = True) -> Network:
     """The network itself, changed for good: in bf16 its matrices are made so once (autocast, which the products then
-    run under, would convert each of them in every pass), and packed where this build of torch can."""
+    run under, would convert each of them in every pass), and, `packed`, laid out where this build of torch can."""
     network.eval().requires_grad_(False)
     if precision == "bf16":
         for module in network.modules():
             if isinstance(module, nn.Linear) or module is network.encoder.embeddings.tokens:
                 module.to(torch.bfloat16)
-    return pack(network) if can_pack(network) else network
+    return pack(network) if packed and can_pack(network) else network
 
 
 def can_pack(network: Network) -> bool:

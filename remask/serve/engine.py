@@ -33,11 +33,19 @@ _LIKE_LENGTH = 0.75
 _SMALL_BATCH = 256
 
 
-def load(path: str | Path, *, device: str = "cpu", batch_tokens: int = 16_384, precision: Format = "fp32") -> Model:
+def load(
+    path: str | Path,
+    *,
+    device: str = "cpu",
+    batch_tokens: int = 16_384,
+    precision: Format = "fp32",
+    packed: bool = True,
+) -> Model:
     """Open a model to use it: a run folder (its newest good checkpoint), a checkpoint, an exported or foreign folder.
 
     `batch_tokens`: how many padded tokens go through the network at once. `precision` bf16: the products are made in
-    that format, which the machine must have (`remask doctor`).
+    that format, which the machine must have (`remask doctor`). `packed`: on CPUs, matrices are laid out anew for their
+    products; that makes answers faster and takes longer than a few answers do.
 
     >>> model = remask.load("runs-out/mine")                                          # doctest: +SKIP
     >>> model.fill_mask("The capital of France is <mask>.", top=1)[0].token_str       # doctest: +SKIP
@@ -47,7 +55,7 @@ def load(path: str | Path, *, device: str = "cpu", batch_tokens: int = 16_384, p
     if loaded.tokenizer_folder is None:
         raise DataError(f"{path}: has no tokenizer beside the model")
     tokenizer = load_tokenizer(loaded.tokenizer_folder)
-    return Model(loaded, tokenizer, device=device, batch_tokens=batch_tokens, precision=precision)
+    return Model(loaded, tokenizer, device=device, batch_tokens=batch_tokens, precision=precision, packed=packed)
 
 
 class Model:
@@ -61,6 +69,7 @@ class Model:
         device: str = "cpu",
         batch_tokens: int = 16_384,
         precision: Format = "fp32",
+        packed: bool = True,
     ) -> None:
         self.settings, self.heads, self.labels, self.folder = (
             loaded.settings,
@@ -78,7 +87,7 @@ class Model:
         self.questions = Questions(loaded, tokenizer)
         self.num_tokens = self.num_padded = self.num_batches = 0  # of all that went through the network
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
-        self.network = for_answers(network, precision)
+        self.network = for_answers(network, precision, packed=packed)
 
     def __repr__(self) -> str:
         shape = f"{self.settings.num_layers} layers x {self.settings.hidden_size}"

@@ -42,10 +42,10 @@ class Tokenizer:
     def __init__(self, description: Mapping[str, Any], special_names: Mapping[str, str] | None = None) -> None:
         """`description` is the content of a tokenizer.json; `special_names` says which entries play which role."""
         self._description = _clean(description)
-        self._json = json.dumps(self._description, ensure_ascii=False)
         try:
+            self._json = orjson.dumps(self._description).decode()
             self._tokenizer = tokenizers.Tokenizer.from_str(self._json)
-        except Exception as error:  # the library raises bare Exception
+        except Exception as error:  # tokenizers raises bare Exception
             raise DataError(f"not a vocabulary that tokenizers can read: {str(error)[:200]}") from None
         self._tokenizer.encode_special_tokens = True
         self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
@@ -67,7 +67,7 @@ class Tokenizer:
         self.kind: Kind = _kind(description, names)
         self._encoder_json, self._encoder = self._json, self._tokenizer
         if shielded := shield.without_special_words(self._description, names):
-            self._encoder_json = json.dumps(shielded, ensure_ascii=False)
+            self._encoder_json = orjson.dumps(shielded).decode()
             self._encoder = _shielded_library(self._encoder_json, self._tokenizer, names)
 
     # ------------------------------------------------------------------------------------------ text -> ids
@@ -140,7 +140,7 @@ class Tokenizer:
     @property
     def description(self) -> dict[str, Any]:
         """The content of its tokenizer.json, a copy."""
-        return json.loads(self._json)
+        return orjson.loads(self._json)
 
     def without_added_tokens(self) -> str:
         """A tokenizer.json for which every text is just text."""
