@@ -107,7 +107,7 @@ def main() -> None:
             "attention over everything": [(p.length, speed[p]) for p in full],
             f"window of {options.window}": [(p.length, speed[p]) for p in local],
         }
-        draw(images / "speed-length.svg", curves, "tokens of a row", "tokens/s")
+        draw(images / "speed-length.svg", curves, "tokens of a row", "tokens/s", names_at=0.45)
         draw(images / "speed-batch.svg", {"tokens/s": [(p.batch, speed[p]) for p in rows]}, "rows", "tokens/s")
         draw(images / "speed-memory.svg", {"MB": [(p.batch, memory[p]) for p in rows]}, "rows", "MB at most")
     curves = {
