@@ -52,6 +52,20 @@ def common_options(parser: argparse.ArgumentParser, rounds: int) -> None:
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
 
 
+def run_remask(words: Sequence[str], env: dict[str, str], log: IO[str] = sys.stderr) -> None:
+    subprocess.run([sys.executable, "-m", "remask", *words], env=env, stdout=log, stderr=log, check=True)
+
+
+def claim_work(folder: Path, facts: dict[str, Any]) -> None:
+    """A folder keeps the runs of one set of facts; it is refused for others, whose runs would pass for each other."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file, told = folder / "facts.json", json.dumps(facts, indent=1, default=str)
+    if not file.exists():
+        file.write_text(told)
+    elif file.read_text() != told:
+        sys.exit(f"--work {folder}: keeps runs of {file.read_text()}, not of {told}; give another folder")
+
+
 class Side:
     """A process that measures when it is told to."""
 

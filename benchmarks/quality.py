@@ -12,14 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from _draw import draw
-from _rig import environment, num_cores
+from _rig import claim_work, environment, num_cores, run_remask
 
 ROOT = Path(__file__).resolve().parents[1]
 # What every run starts from; a change says what is otherwise. A vocabulary is a setting of the data, not of the run.
@@ -69,13 +67,14 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
     """What the run ended with; it is made if it is not there."""
     out = options.work / f"{name}-{seed}"
     if not (out / "run.json").exists() or "result" not in json.loads((out / "run.json").read_text()):
-        words = settings(options.changes[name])
+        words = settings(CHANGES[name])
         prepared = prepare(words.pop("vocabulary"), options)
         told = {"seed": str(seed), "train.eval_every": "0", "train.save_every": "0", "train.device": "cpu"} | words
         command = ["pretrain", str(options.recipe), "--data", str(prepared), "--out", str(out)]
         command += ["--minutes", str(options.minutes)]
         with (options.work / f"{name}-{seed}.log").open("w") as log:
-            _remask([*command, *(word for key, value in told.items() for word in ("--set", f"{key}={value}"))], 1, log)
+            changed = [word for key, value in told.items() for word in ("--set", f"{key}={value}")]
+            run_remask([*command, *changed], environment(1), log)
     facts = json.loads((out / "run.json").read_text())
     kept = {key: facts["result"][key] for key in ("loss", "bits_per_byte", "step", "tokens", "seconds")}
     print(f"{name}, seed {seed}: {kept}", flush=True)
@@ -89,17 +88,12 @@ def settings(change: str) -> dict[str, str]:
 def prepare(vocabulary: str, options: argparse.Namespace) -> Path:
     out = options.work / f"prepared-{vocabulary}"
     if not (out / "manifest.json").exists():
-        _remask(["prepare", str(options.corpus), "--out", str(out), "--vocab-size", vocabulary], num_cores())
+        words = ["prepare", str(options.corpus), "--out", str(out), "--vocab-size", vocabulary]
+        run_remask(words, environment(num_cores()))
     return out
 
 
-def _remask(words: list[str], threads: int, log: Any = sys.stderr) -> None:
-    subprocess.run(
-        [sys.executable, "-m", "remask", *words], env=environment(threads), stdout=log, stderr=log, check=True
-    )
-
-
-def table(found: dict[str, list[dict[str, Any]]], changes: dict[str, str]) -> str:
+def table(found: dict[str, list[dict[str, Any]]]) -> str:
     """Best first, by bits per byte."""
     lines = [
         "| change | bits per byte, median | lowest to highest | loss, nats | steps | tokens |",
@@ -109,7 +103,7 @@ def table(found: dict[str, list[dict[str, Any]]], changes: dict[str, str]) -> st
         bits = [one["bits_per_byte"] for one in runs]
         spread = f"{min(bits):.3f} to {max(bits):.3f}" if len(bits) > 1 else "one seed"
         lines.append(
-            f"| {name}: `{changes[name]}` | {middle(runs, 'bits_per_byte'):.3f} | {spread} "
+            f"| {name}: `{CHANGES[name]}` | {middle(runs, 'bits_per_byte'):.3f} | {spread} "
             f"| {middle(runs, 'loss'):.3f} | {middle(runs, 'step'):.0f} | {middle(runs, 'tokens') / 1e6:.2f}M |"
         )
     return "\n".join(lines)
@@ -139,24 +133,20 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=3.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="names of changes, by commas; else all")
-    parser.add_argument(
-        "--change", action="append", default=[], metavar="NAME:SETTING=VALUE ...", help="one more change"
-    )
     parser.add_argument("--plot", type=Path, help="an SVG file for the training curves of the --only changes (up to 3)")
     options = parser.parse_args()
-    options.changes = CHANGES | dict(word.split(":", 1) for word in options.change)
-    names = options.only.split(",") if options.only else list(options.changes)
-    if unknown := [name for name in names if name not in options.changes]:
-        parser.error(f"no change {', '.join(unknown)}; there are {', '.join(options.changes)}")
-    options.work.mkdir(parents=True, exist_ok=True)
+    names = options.only.split(",") if options.only else list(CHANGES)
+    if unknown := [name for name in names if name not in CHANGES]:
+        parser.error(f"no change {', '.join(unknown)}; there are {', '.join(CHANGES)}")
+    claim_work(options.work, {key: getattr(options, key) for key in ("recipe", "corpus", "minutes")})
     for name in names:
-        prepare(settings(options.changes[name])["vocabulary"], options)
+        prepare(settings(CHANGES[name])["vocabulary"], options)
     jobs = [(name, seed) for seed in range(options.seeds) for name in names]
     found: dict[str, list[dict[str, Any]]] = {}
     with ThreadPoolExecutor(num_cores()) as pool:
         for (name, _), result in zip(jobs, pool.map(lambda job: run(*job, options), jobs), strict=True):
             found.setdefault(name, []).append(result)
-    print("\n" + table(found, options.changes))
+    print("\n" + table(found))
     if options.plot:
         lines = {name: curve(name, options) for name in names}
         draw(options.plot, lines, "minutes of one core", "loss of the training rows, nats", names_at=0.6)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from _pretraining import note_dtype, plain_rows
-from _rig import common_options, environment, tell
+from _rig import claim_work, common_options, environment, run_remask, tell
 
 LAYERS, WIDTH, HEADS, FFN = 6, 384, 6, 1536
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,12 +35,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def prepare_data(options: argparse.Namespace) -> None:
     if not (options.work / "prepared" / "manifest.json").exists():
         words = ["prepare", str(options.corpus), "--out", str(options.work / "prepared")]
-        _remask([*words, "--vocab-size", str(options.vocab_size), *options.prepare.split()], options)
-
-
-def _remask(words: list[str], options: argparse.Namespace) -> None:
-    env = environment(options.threads, options.allocator)
-    subprocess.run([sys.executable, "-m", "remask", *words], env=env, stdout=sys.stderr, check=True)
+        words += ["--vocab-size", str(options.vocab_size), *options.prepare.split()]
+        run_remask(words, environment(options.threads, options.allocator))
 
 
 # ---------------------------------------------------------------------------------------------------------- peer
@@ -169,7 +165,7 @@ def train_ours(minutes: str, options: argparse.Namespace) -> dict[str, Any]:
         ]  # fmt: skip
         words = ["pretrain", str(options.recipe), "--data", str(options.work / "prepared"), "--out", str(out)]
         words += ["--minutes", minutes, *(word for one in (*fixed, *options.set) for word in ("--set", one))]
-        _remask(words, options)
+        run_remask(words, environment(options.threads, options.allocator))
         facts = json.loads((out / "run.json").read_text())
     told = {
         "seconds": facts["result"]["seconds"],
@@ -225,7 +221,8 @@ def main() -> None:
         return run_peer(options)
     if not options.corpus.exists():
         parser.error(f"--corpus {options.corpus}: no such file")
-    options.work.mkdir(parents=True, exist_ok=True)
+    told = ("corpus", "prepare", "vocab_size", "minutes", "attention", "recipe", "set", "length", "batch", "precision")
+    claim_work(options.work, {name: getattr(options, name) for name in (*told, "threads", "allocator")})
     prepare_data(options)
     found = peers(options)
     best = min(found.values(), key=lambda facts: facts["held_out"]["loss"])

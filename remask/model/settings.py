@@ -99,7 +99,9 @@ class ModelSettings(Config):
         effect="math",
     )
     attention_kernel: Literal["auto", "products", "sdpa"] = switch(
-        "auto", "explicit products (fast on CPUs) or torch's fused kernel (fast on GPUs)", effect="speed"
+        "auto",
+        "explicit products (fast to learn with on CPUs), torch's fused kernel, or the faster one",
+        effect="speed",
     )
     unpad: bool = switch(True, "linear layers run on real tokens only, where a batch has much padding", effect="speed")
     init: Literal["normal", "scaled"] = switch(

@@ -142,7 +142,15 @@ def test_the_study_s_table_has_the_best_first(script: Any) -> None:
     def ended(bits: float) -> dict[str, float]:
         return {"bits_per_byte": bits, "loss": 3 * bits, "step": 10, "tokens": 1_000_000}
 
-    found = {"worse": [ended(2.0), ended(2.3), ended(2.1)], "better": [ended(1.9)]}
-    rows = script("quality").table(found, {"worse": "a=1", "better": "b=2"}).splitlines()[2:]
-    assert rows[0] == "| better: `b=2` | 1.900 | one seed | 5.700 | 10 | 1.00M |"
-    assert rows[1] == "| worse: `a=1` | 2.100 | 2.000 to 2.300 | 6.300 | 10 | 1.00M |"
+    found = {"start": [ended(2.0), ended(2.3), ended(2.1)], "rate-2e-3": [ended(1.9)]}
+    rows = script("quality").table(found).splitlines()[2:]
+    assert rows[0] == "| rate-2e-3: `train.learning_rate=2e-3` | 1.900 | one seed | 5.700 | 10 | 1.00M |"
+    assert rows[1] == "| start: `` | 2.100 | 2.000 to 2.300 | 6.300 | 10 | 1.00M |"
+
+
+def test_a_folder_of_kept_runs_is_refused_for_other_facts(script: Any, tmp_path: Path) -> None:
+    claim = script("_rig").claim_work
+    claim(tmp_path / "work", {"minutes": 3.0})
+    claim(tmp_path / "work", {"minutes": 3.0})
+    with pytest.raises(SystemExit, match="give another folder"):
+        claim(tmp_path / "work", {"minutes": 4.0})
