@@ -10,6 +10,9 @@ import functools
 import io
 import json
 import os
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,6 +68,19 @@ class Common:
 def is_first_rank() -> bool:
     """Of torchrun's processes, only the first writes and speaks."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def program() -> str:
+    """How this very remask is called from a shell here: its plain name where the PATH leads to it."""
+    script = Path(sys.argv[0])
+    if script.name != "remask" or not script.is_file():
+        return f"{shlex.quote(sys.executable)} -m remask"
+    on_path = shutil.which("remask")
+    if on_path is not None and Path(on_path).resolve() == script.resolve():
+        return "remask"
+    here = Path.cwd()
+    absolute = script.absolute()
+    return shlex.quote(str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute))
 
 
 def run_file(words: Sequence[str]) -> tuple[Path | None, str | None, tuple[str, ...]]:

@@ -22,7 +22,7 @@ import click
 import yaml
 
 from remask.artifacts import lock, output_errors, write_bytes, write_json
-from remask.commands import Common, common_options
+from remask.commands import Common, common_options, program
 from remask.commands.finetune import FinetuneRun
 from remask.commands.finetune import main as finetune
 from remask.commands.prepare import PrepareRun
@@ -283,12 +283,12 @@ def _report(out: Path, facts: Mapping[str, Any]) -> None:
 
 def _next_commands(out: Path, samples: Sequence[Mapping[str, Any]]) -> list[str]:
     sentence = samples[0]["text"] if samples else "Returns the <mask> of the list."
-    model = shlex.quote(str(out / "model"))
+    model, remask = shlex.quote(str(out / "model")), program()
     return [
-        f"remask serve {model}",
-        f"remask fill-mask {model} {shlex.quote(sentence)}",
-        f"remask finetune --task classify --init {model} --train my.csv --text body --label topic --out mine",
-        "remask quickstart path/to/your/texts --minutes 30 --out my-encoder",
+        f"{remask} serve {model}",
+        f"{remask} fill-mask {model} {shlex.quote(sentence)}",
+        f"{remask} finetune --task classify --init {model} --train my.csv --text body --label topic --out mine",
+        f"{remask} quickstart path/to/your/texts --minutes 30 --out my-encoder",
     ]
 
 
