@@ -136,7 +136,7 @@ def share_of_step(prepared: Path, num_steps: int) -> dict[str, object]:
     from remask.model.settings import HeadSettings
     from remask.objectives import Pretraining
     from remask.train.optim import Optimizer
-    from remask.train.precision import Precision, choose_precision
+    from remask.precision import Precision, choose_precision
 
     words = [f"data.length={STEP_LENGTH}", f"data.batch.num_rows={STEP_ROWS}", f"data.batch.micro_rows={STEP_ROWS}"]
     run = build_run(PretrainRun, None, words, {}, base="roberta_small").run

@@ -205,7 +205,7 @@ def load(port: int, kind: str, options: argparse.Namespace, work: Path, rate: fl
 def best_precision(asked: str) -> str:
     import torch
 
-    from remask.train.precision import choose_precision
+    from remask.precision import choose_precision
 
     return choose_precision(asked, torch.device("cpu"))[0]
 

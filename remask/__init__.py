@@ -7,7 +7,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from remask.serve.engine import load
+    from remask.answer.model import load
 
 __all__ = ["load"]
 __version__ = "0.1.0"
@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     if name == "load":
-        from remask.serve.engine import load
+        from remask.answer.model import load
 
         return load
     raise AttributeError(f"module 'remask' has no attribute {name!r}")

@@ -43,6 +43,7 @@ class Batch:
     sentence_labels_B: Array | None = None
     # Fine-tuning: B classes, B numbers, B x C multi-label, B x S tags or B x 2 spans, as the task says.
     labels: Array | None = None
+    weights_B: Array | None = None  # fine-tuning: how much a row counts; None: each counts 1
     example_ids_B: Array | None = None
     task: str | None = None  # several tasks at once: the one that these rows are of
 
@@ -93,7 +94,7 @@ class Objective(Protocol):
 
     weights: Mapping[str, float]
 
-    def counts(self, batch: Batch) -> Mapping[str, int]:
+    def counts(self, batch: Batch) -> Mapping[str, float]:
         """The counts of the parts, known before the forward pass."""
         ...
 

@@ -210,3 +210,8 @@ def _guarded(function: Callable[[Any], Any], item: Any) -> tuple[Exception | Non
         return None, function(item)
     except Exception as error:
         return _portable(error), None
+
+
+def is_first_rank() -> bool:
+    """Of torchrun's processes, only the first writes and speaks."""
+    return int(os.environ.get("RANK", "0")) == 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import io
 import json
-import os
 import shlex
 import shutil
 import sys
@@ -22,6 +21,7 @@ import click
 
 from remask.config import Built, ConfigT, build_run, to_yaml
 from remask.progress import Progress
+from remask.workers import is_first_rank as is_first_rank
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,6 @@ class Common:
             click.echo(json.dumps(values, ensure_ascii=False, default=str))
         elif text:
             click.echo(text)
-
-
-def is_first_rank() -> bool:
-    """Of torchrun's processes, only the first writes and speaks."""
-    return int(os.environ.get("RANK", "0")) == 0
 
 
 def program() -> str:

@@ -77,7 +77,7 @@ def _precisions() -> list[Finding]:
     try:
         import torch
 
-        from remask.train.precision import probe
+        from remask.precision import probe
     except Exception:  # _torch has said so
         return []
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from remask.commands.predict import TaskModel
     from remask.model.store import Loaded
-    from remask.train.precision import Precision
+    from remask.precision import Precision
 
 GROUPS = {"glue": tuple(name for name in TASKS if name.startswith("glue:") and "form_of" not in TASKS[name])}
 ZERO_SHOT = ("blimp", "claims", "perplexity")
@@ -144,7 +144,7 @@ def _open_test(run: EvaluateRun) -> tuple[TaskModel, problems.Problem]:
 
 def _format(run: EvaluateRun, progress: Progress) -> tuple[torch.device, Precision]:
     """Where models are asked, and in which number format."""
-    from remask.train.precision import Precision, choose_device, choose_precision
+    from remask.precision import Precision, choose_device, choose_precision
 
     device = choose_device(run.device)
     name, reason = choose_precision(run.precision, device)

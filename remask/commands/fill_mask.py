@@ -40,7 +40,7 @@ def command(words: tuple[str, ...], top: int | None, common: Common) -> None:
 
 def main(run: FillMaskRun) -> list[list[dict[str, Any]]]:
     """The candidates for each text."""
-    from remask.serve.engine import load
+    from remask.answer.model import load
 
     model = load(run.model, device=run.device, packed=False)  # packing takes longer than the few texts of a command
     return [[asdict(fill) for fill in fills] for fills in model.fill_mask(list(run.texts), top=run.top)]

@@ -273,13 +273,13 @@ def _preflight(
     from remask.model import cost
     from remask.train import preflight
     from remask.train.narrow import masters
-    from remask.train.precision import choose_device, choose_precision, products_per_second
+    from remask.precision import choose_device, choose_precision, products_per_second
 
     if run.train.trainable_top_layers is not None:
         network.train_top_layers(run.train.trainable_top_layers)
     parameters, rows = _size(network), batches.num_examples / batches.steps_per_epoch
-    device = choose_device(run.train.device)
-    precision, _ = choose_precision(run.train.precision, device)
+    device = choose_device(run.train.device, "train.device")
+    precision, _ = choose_precision(run.train.precision, device, key="train.precision")
     products = cost.flops_per_token(network.settings, network.head_settings, run.data.length)
     place = next(path for path in [out, *out.absolute().parents] if path.exists())
     facts = preflight.Facts(

@@ -257,7 +257,7 @@ def _export(out: Path, corpus: Mapping[str, Any], trained: Mapping[str, Any]) ->
 
 def _fill_masks(run: QuickstartRun, out: Path, progress: Progress) -> list[dict[str, Any]]:
     """What the exported model puts into held-out sentences."""
-    from remask.serve.engine import load
+    from remask.answer.model import load
 
     sentences = sample_sentences(read_documents(out / "prepared" / "documents"), seed=run.seed)
     if not sentences:

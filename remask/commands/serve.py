@@ -89,7 +89,7 @@ def choose_format(precision: str, device: str) -> str:
     """fp32 or bf16, as training chooses; runs in the engine's process, since this one has no torch."""
     import torch
 
-    from remask.train.precision import choose_precision
+    from remask.precision import choose_precision
 
     try:
         return choose_precision(precision, torch.device(device))[0]

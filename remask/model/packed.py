@@ -37,13 +37,14 @@ class PackedLinear(nn.Module):
 
 
 def for_answers(network: Network, precision: str, *, packed: bool = True) -> Network:
-    """The network itself, changed for good: in bf16 its matrices are made so once (autocast, which the products then
-    run under, would convert each of them in every pass), and, `packed`, laid out where this build of torch can."""
+    """The network itself, changed for good: in bf16 and fp16 its matrices are made so once (autocast, which the products
+    then run under, would convert each of them in every pass), and, `packed`, laid out where this build of torch can."""
     network.eval().requires_grad_(False)
-    if precision == "bf16":
+    if precision != "fp32":
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
         for module in network.modules():
             if isinstance(module, nn.Linear) or module is network.encoder.embeddings.tokens:
-                module.to(torch.bfloat16)
+                module.to(dtype)
     return pack(network) if packed and can_pack(network) else network
 
 

@@ -109,7 +109,7 @@ class Models:
         self._gone = (0, 0, 0)  # counts of steps that were closed
 
     def _open(self, path: Path) -> Any:
-        from remask.serve.engine import load
+        from remask.answer.model import load
 
         self._life.beat(LOADING_S)
         settings = self._assignment.settings
@@ -304,8 +304,8 @@ def _tokens(model: Any, text: str) -> bytes:
 
 
 def _encoded(model: Any, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[dict[str, Any]]:
-    from remask.serve.attention_maps import MAX_TOKENS
-    from remask.serve.questions import TooLongError
+    from remask.answer.attention_maps import MAX_TOKENS
+    from remask.answer.questions import TooLongError
 
     size = sum(len(one.ids) for one in said)
     if options["attentions"] and size > MAX_TOKENS:
@@ -335,7 +335,7 @@ def _json(value: Any) -> bytes:
 
 
 def error_facts(error: DataError) -> ErrorFacts:
-    from remask.serve.questions import CannotError, NoMaskError, TargetError, TooLongError
+    from remask.answer.questions import CannotError, NoMaskError, TargetError, TooLongError
 
     codes: dict[type[DataError], str] = {
         TooLongError: "text_too_long",

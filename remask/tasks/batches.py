@@ -1,6 +1,6 @@
-"""Rows -> batches: training order as a pure function of (seed, epoch), and evaluation in order of length.
+"""Rows -> training batches: their order is a pure function of (seed, epoch).
 
-In: `Rows`. Out: `TaskBatches`, a schema.BatchSource whose cursor is {epoch, step}, and `evaluation_batches`. Rows of a
+In: `Rows`. Out: `TaskBatches`, a schema.BatchSource whose cursor is {epoch, step}. Rows of a
 batch are of like length (pools of `bucket_batches` batches are sorted together), so that little is padding; every
 example comes once an epoch. A group (the choices of one question) is never split. Not here: encoding.
 """
@@ -77,14 +77,6 @@ def _order(lengths: Array, settings: TaskBatchSettings, seed: int, epoch: int) -
     return [batches[i] for i in permute(np.arange(len(batches)), len(batches), key_of("task batches", seed, epoch))]
 
 
-def evaluation_batches(rows: Rows, pad_id: int, *, num_tokens: int) -> Iterator[tuple[Array, Batch]]:
-    """(row numbers, batch) over all rows, alike in length, with at most `num_tokens` padded tokens a batch."""
-    lengths = rows.lengths.reshape(-1, rows.group_size).max(1)
-    order = np.argsort(lengths, kind="stable")
-    for groups in _split(order, lengths * rows.group_size, num_tokens):
-        yield _row_numbers(groups, rows.group_size), collate(rows, groups, pad_id)
-
-
 def _pieces(rows: Rows, groups: Array, lengths: Array, pad_id: int, num_tokens: int) -> Iterator[Batch]:
     ordered = groups[np.argsort(lengths[groups], kind="stable")]
     for part in _split(ordered, lengths * rows.group_size, num_tokens):
@@ -116,7 +108,9 @@ def collate(rows: Rows, groups: Array, pad_id: int) -> Batch:
     if rows.labels is not None:
         chosen = [rows.labels[i] for i in groups]
         labels = _padded(chosen, width, IGNORE) if rows.label_per_token else np.stack(chosen)
-    return Batch(_padded(parts, width, pad_id), lengths, segments, labels=labels, example_ids_B=numbers)
+    weights = None if rows.weights is None else rows.weights[numbers]
+    ids = _padded(parts, width, pad_id)
+    return Batch(ids, lengths, segments, labels=labels, weights_B=weights, example_ids_B=numbers)
 
 
 def _padded(parts: list[Array], width: int, fill: int) -> Array:

@@ -1,9 +1,8 @@
-"""Token classification: CoNLL column files and JSONL -> sentences -> rows with a tag on each word's first token.
+"""CoNLL column files and tables with lists of words -> sentences with tags.
 
 In: a file with one word a line (blank lines between sentences, the tag in the last column; `-DOCSTART-` lines are
-skipped), or JSONL/Parquet with lists of words and tags. Out: sentences in IOB2, rows, and tags back from logits.
-Words are encoded one by one, as they would be inside their sentence (each but the first with its space before it).
-A sentence beyond the model's length goes on in further rows. Not here: what an entity is (entities.py).
+skipped), or JSONL/Parquet with lists of words and tags. Out: sentences in IOB2. Not here: what an entity is
+(entities), rows and answers (tags).
 """
 
 from __future__ import annotations
@@ -11,18 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from remask.errors import ConfigError, DataError, MissingInputError
-from remask.schema import IGNORE
 from remask.tasks.entities import bioes_fault, is_bioes, split_tag, to_iob2
-from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import TableSettings
 from remask.tasks.tables import UNSEEN, read_cells, read_lines
 
-Array = np.ndarray
 _TABLES = (".jsonl", ".ndjson", ".parquet")
 
 
@@ -33,6 +26,8 @@ class Sentence:
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     place: str
+    text: str | None = None  # what the words were cut out of, where that is known
+    spans: tuple[tuple[int, int], ...] = ()  # and the characters [start, end) of each there
 
 
 def read_sentences(path: Path, settings: TableSettings, *, labelled: bool = True) -> list[Sentence]:
@@ -118,71 +113,3 @@ def check_tags(sentences: Sequence[Sentence], names: Sequence[str], path: Path, 
     if unseen:
         shown = ", ".join(f"{kind!r} ({place})" for kind, place in sorted(unseen.items())[:10])
         raise DataError(f"{path}: types {whose}: {shown}")
-
-
-# ------------------------------------------------------------------------------------------- words <-> tokens
-
-
-def encode_sentences(sentences: Sequence[Sentence], tokenizer: Any, frame: Frame, names: Sequence[str]) -> Rows:
-    """Rows whose `facts` are (sentence, its first word in this row, positions of the words' first tokens)."""
-    forms = sorted({_form(s.words, i) for s in sentences for i in range(len(s.words))})
-    tokens = dict(zip(forms, tokenizer.encode_batch(forms), strict=True))
-    index = {name: i for i, name in enumerate(names)}
-    room = frame.room(1)
-    ids: list[Array] = []
-    labels: list[Array] = []
-    facts: list[tuple[int, int, Array]] = []
-    num_cut = 0
-    for number, sentence in enumerate(sentences):
-        pieces = [tokens[_form(sentence.words, i)] for i in range(len(sentence.words))]
-        for word, piece in zip(sentence.words, pieces, strict=True):
-            if len(piece) == 0:
-                raise DataError(f"{sentence.place}: the word {word!r} has no token in this vocabulary")
-        num_cut += any(len(piece) > room for piece in pieces)
-        pieces = [piece[:room] for piece in pieces]
-        for first, last in _pack([len(piece) for piece in pieces], room):
-            row, _ = frame.join([np.concatenate(pieces[first:last])])
-            sizes = np.array([len(piece) for piece in pieces[first:last]])
-            starts = 1 + np.concatenate([[0], np.cumsum(sizes)[:-1]])
-            label = np.full(len(row), IGNORE, np.int64)
-            if sentence.tags is not None:
-                label[starts] = [index[tag] for tag in sentence.tags[first:last]]
-            ids.append(row)
-            labels.append(label)
-            facts.append((number, first, starts))
-    labelled = all(s.tags is not None for s in sentences)
-    return Rows(
-        ids,
-        [np.zeros_like(row) for row in ids] if frame.segments else None,
-        labels if labelled else None,
-        np.array([fact[0] for fact in facts]),
-        label_per_token=True,
-        num_cut=num_cut,
-        facts=facts,
-    )
-
-
-def _form(words: Sequence[str], place: int) -> str:
-    return words[place] if place == 0 else f" {words[place]}"
-
-
-def _pack(sizes: Sequence[int], room: int) -> Iterator[tuple[int, int]]:
-    """Runs of words, as many as fit in a row."""
-    first = used = 0
-    for place, size in enumerate(sizes):
-        if used + size > room:
-            yield first, place
-            first, used = place, 0
-        used += size
-    yield first, len(sizes)
-
-
-def tags_from_rows(
-    best_rows: Sequence[Array], rows: Rows, sentences: Sequence[Sentence], names: Sequence[str]
-) -> list[list[str]]:
-    """Each sentence's tags from the best tag index of every position of every row."""
-    out = [["O"] * len(s.words) for s in sentences]
-    for best, (number, first, starts) in zip(best_rows, rows.facts, strict=True):
-        for offset, place in enumerate(starts):
-            out[number][first + offset] = names[int(best[place])]
-    return out

@@ -1,10 +1,9 @@
-"""Multiple choice: RACE, and files like it -> groups of rows, one row a choice.
+"""Multiple choice: RACE, and files like it -> questions with options.
 
 In: JSONL with one passage a line (article, questions, options, answers) or one question a line (article, question,
-options, answer), or RACE's own folders of such files (high/, middle/). Out: `ChoiceQuestion`s and rows
-<s> question and choice </s></s> passage </s>, the first part cut at 128 tokens, the whole at 512 (RoBERTa, section
-5.3); a question with a blank `_` gets the choice filled in. Without a passage a row is <s> question </s></s> choice
-</s>. Answers are letters from A or numbers from 0. Not here: pairs to rank (ranking).
+options, answer), or RACE's own folders of such files (high/, middle/). Out: `ChoiceQuestion`s, and the texts of a
+row: question and choice, then the passage; a question with a blank `_` gets the choice filled in; without a passage,
+question and choice. Answers are letters from A or numbers from 0. Not here: pairs to rank (ranking), rows (choices).
 """
 
 from __future__ import annotations
@@ -14,15 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 
 from remask.errors import DataError, MissingInputError
-from remask.tasks.rows import Frame, Rows
+from remask.tasks.specs import TASKS
 from remask.tasks.tables import Cells, read_cells
-
-Array = np.ndarray
-MAX_CHOICE_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,39 +107,6 @@ def _answer(value: Any, count: int, place: str) -> int:
     return value
 
 
-def encode_choices(questions: Sequence[ChoiceQuestion], tokenizer: Any, frame: Frame) -> Rows:
-    """`group_size` rows a question, in the order of its options."""
-    texts = [parts_of(q, option) for q in questions for option in q.options]
-    distinct = sorted({text for parts in texts for text in parts})
-    encoded = dict(zip(distinct, tokenizer.encode_batch(distinct), strict=True))
-    ids: list[Array] = []
-    segments: list[Array] = []
-    num_cut = 0
-    size = len(questions[0].options)
-    for number, parts in enumerate(texts):
-        first, *rest = [encoded[text] for text in parts]
-        if len(first) == 0 or any(len(other) == 0 for other in rest):
-            raise DataError(f"{questions[number // size].place}: a question, option or passage without a single token")
-        if rest:
-            first = first[: min(MAX_CHOICE_TOKENS, frame.room(2) // 2)]
-            room = frame.room(2) - len(first)
-            num_cut += len(rest[0]) > room
-            row, segment = frame.join([first, rest[0][:room]])
-        else:
-            num_cut += len(first) > frame.room(1)
-            row, segment = frame.join([first[: frame.room(1)]])
-        ids.append(row)
-        segments.append(segment)
-    return Rows(
-        ids,
-        segments if frame.segments else None,
-        [np.int64(q.answer) for q in questions],
-        np.repeat(np.arange(len(questions)), size),
-        group_size=size,
-        num_cut=-(-num_cut // size),
-    )
-
-
 def parts_of(question: ChoiceQuestion, option: str) -> tuple[str, ...]:
     """The one or two texts of a row."""
     if question.article:
@@ -159,24 +121,11 @@ def filled(question: str, option: str) -> str:
     return question.replace("_", option, 1) if "_" in question else f"{question} {option}".strip()
 
 
-def score_choices(scores_R: Sequence[float], questions: Sequence[ChoiceQuestion]) -> dict[str, Any]:
-    """Accuracy over all, and apart for each group."""
-    chosen = np.asarray(scores_R).reshape(len(questions), -1).argmax(1)
-    right = chosen == np.array([q.answer for q in questions])
-    metrics = {"accuracy": float(right.mean())}
-    if any(q.claim for q in questions):
-        metrics = {"accuracy": _claim_accuracy(chosen, questions), "pair_accuracy": metrics["accuracy"]}
-    for name in sorted({q.group for q in questions} - {""}):
-        metrics[f"{name}_accuracy"] = float(right[[q.group == name for q in questions]].mean())
-    return {"metrics": metrics, "chosen": chosen}
-
-
-def _claim_accuracy(chosen: Array, questions: Sequence[ChoiceQuestion]) -> float:
-    """The share of claims that are held to be what they are."""
-    held: dict[str, bool] = {}
-    truth: dict[str, bool] = {}
-    for question, choice in zip(questions, chosen, strict=True):
-        assert question.claim is not None
-        name, truth[question.claim[0]] = question.claim
-        held[name] = held.get(name, True) and int(choice) == 0
-    return float(np.mean([held[name] == truth[name] for name in truth]))
+def race_paths(folder: Path) -> tuple[list[Path], list[Path]]:
+    """RACE's files or folders to train on and to score: all that are there."""
+    spec = TASKS["race"]
+    base = folder / spec["folder"] if (folder / spec["folder"]).is_dir() else folder
+    train, dev = ([base / name for name in spec[part] if (base / name).exists()] for part in ("train", "dev"))
+    if not train or not dev:
+        raise MissingInputError(f"{base}: has no RACE files ({', '.join((*spec['train'], *spec['dev']))})")
+    return train, dev

@@ -7,15 +7,16 @@ A pair that is too long loses tokens from the end of the longer text first. Not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from remask.errors import ConfigError, DataError
-from remask.tasks.settings import Kind, RowSettings
+from remask.tasks.settings import RowSettings
 from remask.tasks.tables import Example
+from remask.tokenizer import Tokenizer
 
 Array = np.ndarray
 
@@ -31,7 +32,8 @@ class Rows:
     group_size: int = 1
     label_per_token: bool = False
     num_cut: int = 0
-    facts: list[Any] = field(default_factory=list)  # what a reader needs to turn a row's answer back into text
+    origins: list[Any] = field(default_factory=list)  # what turns a row's output back into text, as the kind has it
+    weights: Array | None = None  # how much a row counts in training: the windows of one text count as one; None: 1
 
     @property
     def lengths(self) -> Array:
@@ -73,7 +75,7 @@ class Frame:
         return first_length + (3 if self.double_separator else 2)
 
 
-def frame_for(tokenizer: Any, settings: RowSettings, *, model_length: int, num_segments: int) -> Frame:
+def frame_for(tokenizer: Tokenizer, settings: RowSettings, *, model_length: int, num_segments: int) -> Frame:
     """The frame for a tokenizer and a model: vocabularies with a [CLS] (BERT's, ALBERT's, ModernBERT's) come with
     BERT's single separator."""
     length = min(settings.max_length, model_length)
@@ -85,41 +87,47 @@ def frame_for(tokenizer: Any, settings: RowSettings, *, model_length: int, num_s
 
 def encode_rows(
     examples: Sequence[Example],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     frame: Frame,
     settings: RowSettings,
     labels: Sequence[Any] | None = None,
 ) -> Rows:
-    """Rows of one or two texts; `labels` by example, as `label_values` gives them."""
+    """Rows of one or two texts; `labels` by example."""
     num_texts = len(examples[0].texts)
     encoded = [tokenizer.encode_batch([e.texts[i] for e in examples]) for i in range(num_texts)]
     room = frame.room(num_texts)
     ids: list[Array] = []
     segments: list[Array] = []
     example_of_row: list[int] = []
+    weights: list[float] = []
     num_cut = 0
-    for index in range(len(examples)):
+    for index, example in enumerate(examples):
         parts = [column[index] for column in encoded]
         if any(len(part) == 0 for part in parts):
-            raise DataError(f"{examples[index].place}: a text without a single token")
-        too_long = sum(len(part) for part in parts) > room
-        num_cut += too_long and settings.long_texts == "cut"
-        for window in _windows(parts, room) if too_long and settings.long_texts == "windows" else [_cut(parts, room)]:
-            row, segment = frame.join(window)
+            raise DataError(f"{example.place}: a text without a single token")
+        pieces = [cut(parts, room)]
+        if sum(len(part) for part in parts) > room:
+            if settings.long_texts == "windows":
+                pieces = _windows(parts, room, settings)
+            else:
+                num_cut += 1
+        for piece in pieces:
+            row, segment = frame.join(piece)
             ids.append(row)
             segments.append(segment)
             example_of_row.append(index)
-    of_row = np.array(example_of_row, np.int64)
+            weights.append(1 / len(pieces))
     return Rows(
         ids,
         segments if frame.segments else None,
         None if labels is None else [labels[i] for i in example_of_row],
-        of_row,
+        np.array(example_of_row, np.int64),
         num_cut=num_cut,
+        weights=np.array(weights, np.float32) if len(ids) > len(examples) else None,
     )
 
 
-def _cut(parts: Sequence[Array], room: int) -> list[Array]:
+def cut(parts: Sequence[Array], room: int) -> list[Array]:
     """At most `room` tokens in all: the longer text gives way first."""
     if len(parts) == 1:
         return [parts[0][:room]]
@@ -135,28 +143,17 @@ def _cut(parts: Sequence[Array], room: int) -> list[Array]:
     return [parts[0][:first], parts[1][:second]]
 
 
-def _windows(parts: Sequence[Array], room: int) -> Iterator[list[Array]]:
-    """Pieces of the last text, each beside the whole first one; every token is in one window, all windows are full
-    but the last, which is drawn back so that it is full too."""
+def _windows(parts: Sequence[Array], room: int, settings: RowSettings) -> list[list[Array]]:
+    """Pieces of the last text, each beside the whole first one. All are full: the last is drawn back to the text's end.
+    A text that would need more than `max_windows` is looked at in as many, spread evenly over it."""
     before = list(parts[:-1])
     if before and len(before[0]) > room // 2:
         before = [before[0][: room // 2]]
     text = parts[-1]
     width = room - sum(len(part) for part in before)
-    for start in range(0, len(text), width):
-        start = max(0, min(start, len(text) - width))
-        yield [*before, text[start : start + width]]
-
-
-def label_values(examples: Sequence[Example], kind: Kind, names: Sequence[str]) -> list[Any]:
-    """What Batch.labels holds for each example: a class index, a number or a 0/1 vector."""
-    index = {name: i for i, name in enumerate(names)}
-    if kind == "classify":
-        return [np.int64(index[e.label]) for e in examples]
-    if kind == "regress":
-        return [np.float32(e.label) for e in examples]
-    assert kind == "multilabel"
-    values = np.zeros((len(examples), len(names)), np.float32)
-    for row, example in enumerate(examples):
-        values[row, [index[name] for name in example.label]] = 1
-    return list(values)
+    last = len(text) - width
+    step = max(1, width - min(settings.overlap, width // 2))
+    starts = [*range(0, last, step), last]
+    if len(starts) > settings.max_windows:
+        starts = np.linspace(0, last, settings.max_windows).round().astype(int).tolist()
+    return [[*before, text[start : start + width]] for start in starts]

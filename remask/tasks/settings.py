@@ -10,9 +10,6 @@ from typing import Literal
 
 from remask.config import Config, setting, switch
 
-Kind = Literal["classify", "regress", "multilabel", "tags", "spans", "choice"]
-
-
 class TableSettings(Config):
     """Which columns of the user's own table hold what."""
 
@@ -40,7 +37,14 @@ class RowSettings(Config):
     long_texts: Literal["cut", "windows"] = switch(
         "cut", "texts beyond max_length: cut (counted), or in windows whose answers are averaged", effect="data"
     )
-
+    overlap: int = switch(
+        0, "windows of a long text: tokens that a window shares with the next; at most half of them", effect="data",
+        samples=[16], ge=0,
+    )  # fmt: skip
+    max_windows: int = switch(
+        16, "windows of a long text at most; a longer one is looked at in so many places, spread evenly", effect="data",
+        samples=[2], ge=1,
+    )  # fmt: skip
     stride: int = switch(
         128, "passages with questions: tokens from the start of a window to that of the next; less where windows are "
         "narrow, so that they overlap by an answer", effect="data",

@@ -31,7 +31,7 @@ from remask.train.identity import refuse, shown
 from remask.train.log import Metrics, Window, plain
 from remask.train.narrow import NarrowWeights
 from remask.train.optim import Average, Optimizer
-from remask.train.precision import Precision, choose_device, choose_precision, products_per_second
+from remask.precision import Precision, choose_device, choose_precision, products_per_second
 from remask.train.schedule import lr_fraction
 from remask.train.settings import TrainSettings
 from remask.train.sharding import Gathered, Shards, shard
@@ -61,7 +61,7 @@ class Session:
     ) -> None:
         self.objective, self.settings, self.seed, self.world = objective, settings, seed, world
         self._folder, self._identity, self._progress = folder, json.loads(json.dumps(identity)), progress
-        self.device = choose_device(settings.device)
+        self.device = choose_device(settings.device, "train.device")
         self.shards = Shards(world if settings.parallel == "fsdp" else None)
         self.model = _made_ready(model, settings)
         self._gathered: Gathered | None = None
@@ -138,7 +138,7 @@ class Session:
             self.save()
 
     def _settle_precision(self, used: str | None) -> None:
-        name, reason = choose_precision(self.settings.precision, self.device, used)
+        name, reason = choose_precision(self.settings.precision, self.device, used, "train.precision")
         name = self.world.first_says(name)  # ranks may have measured different speeds
         if self.settings.precision == "auto":
             self.say(f"  precision {name} on {self.device}: {reason}")

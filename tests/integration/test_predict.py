@@ -248,7 +248,7 @@ def test_questions_and_choices(models: dict[str, Path], tmp_path: Path) -> None:
 
 
 def test_bf16_says_nearly_the_same(models: dict[str, Path], tmp_path: Path) -> None:
-    from remask.train.precision import probe
+    from remask.precision import probe
 
     works, reason = probe("bf16")
     if not works:

@@ -385,7 +385,7 @@ def test_attention_maps_are_the_weights_that_the_network_used(
 
 
 def test_bf16_products_give_nearly_the_same(tmp_path: Path, bpe: Path) -> None:
-    from remask.train.precision import probe
+    from remask.precision import probe
 
     works, reason = probe("bf16", "cpu")
     if not works:

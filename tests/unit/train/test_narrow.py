@@ -17,7 +17,7 @@ from remask.config import build_run
 from remask.errors import ConfigError, Stopped
 from remask.progress import Progress
 from remask.train.narrow import NarrowWeights
-from remask.train.precision import probe
+from remask.precision import probe
 
 from .test_loop import StopAt, lines, run, same, weights
 from .toy import ToyModel

@@ -17,7 +17,7 @@ from remask import signals
 from remask.commands.pretrain import PretrainRun, main
 from remask.config import build_run
 from remask.progress import Progress
-from remask.train.precision import probe
+from remask.precision import probe
 
 from .test_loop import lines, run
 from .toy import ToyObjective

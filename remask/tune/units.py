@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from remask.tasks.texts import Regress
+
 if TYPE_CHECKING:
-    from remask.tasks import problems
+    from remask.tasks.kind import Problem
     from remask.tasks.rows import Rows
 
 
@@ -27,8 +29,8 @@ class Units:
     deviation: float
 
     @classmethod
-    def of(cls, problem: problems.Problem) -> Units | None:
-        if problem.kind != "regress":
+    def of(cls, problem: Problem) -> Units | None:
+        if not isinstance(problem.kind, Regress):
             return None
         numbers = np.array([float(example.label) for example in problem.train])
         return cls(float(numbers.mean()), float(numbers.std()) or 1.0)

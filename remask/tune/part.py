@@ -1,8 +1,8 @@
 """A task made ready for a model: its problem, its rows, the head it needs, its score.
 
 In: the opened model and a task's files. Out: a `Part`, which is all of a single-task run's data, or one of several over
-one encoder; every mistake in the files shows here. Also here: what a network says about rows (`predict_rows`), and the
-published folder of a finished model. Not here: training.
+one encoder; every mistake in the files shows here. Also here: the published folder of a finished model. Not here:
+training.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remask import artifacts, signals
-from remask.commands.finetune_run import FinetuneRun, TaskFiles
-from remask.commands.finetune_units import Units
+from remask import artifacts
 from remask.config import dump, fingerprint
-from remask.errors import ConfigError, DataError
-from remask.progress import Progress
-from remask.tasks import problems
+from remask.errors import ConfigError
+from remask.progress import Progress, counted
+from remask.tasks.kind import Problem, TaskSource
+from remask.tasks.kinds import TASK_JSON, StoredTask, open_problem
+from remask.tune.settings import FinetuneRun, TaskFiles
+from remask.tune.units import Units
 
 if TYPE_CHECKING:
     from remask.model.network import Network
     from remask.model.settings import HeadSettings, ModelSettings
     from remask.model.store import Loaded
+    from remask.answer.reader import Reader
     from remask.task_objectives import TaskObjective
     from remask.tasks.rows import Rows
     from remask.tasks.settings import LossSettings
@@ -37,9 +39,16 @@ if TYPE_CHECKING:
 class Start:
     """The model that a run begins with."""
 
-    loaded: Loaded
-    tokenizer: Tokenizer
+    reader: Reader
     fingerprint: str
+
+    @property
+    def loaded(self) -> Loaded:
+        return self.reader.loaded
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.reader.tokenizer
 
 
 @dataclass(frozen=True)
@@ -47,7 +56,7 @@ class Part:
     """One task's examples as rows for one model."""
 
     files: TaskFiles
-    problem: problems.Problem
+    problem: Problem
     train_rows: Rows
     dev_rows: Rows
     pad_id: int
@@ -61,52 +70,44 @@ class Part:
     def texts_cut(self) -> int:
         return self.train_rows.num_cut + self.dev_rows.num_cut
 
-    def objective(self, seed: int, network: Any, loss: LossSettings) -> TaskObjective:
+    def objective(self, seed: int, network: Network, loss: LossSettings) -> TaskObjective:
         from remask.task_objectives import TaskObjective
 
-        problem = self.problem
-        return TaskObjective(
-            problem.kind, seed, answerable=network.head_settings.answerable,
-            class_weights=problems.class_weights(problem, loss), margin=problems.ranks_by_margin(problem, loss),
-        )  # fmt: skip
+        kind = self.problem.kind
+        return TaskObjective(kind, seed, kind.plan_loss(self.problem, loss, network.head_settings))
 
-    def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
+    def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
         """Metrics on the dev rows, the tables behind them, and the value that chooses between models."""
         problem = self.problem
-        outputs = predict_rows(network, problem.kind, self.dev_rows, self.pad_id, check)
-        outputs = outputs if self.units is None else self.units.outside(outputs)
-        result = problems.score(outputs, self.dev_rows, problem.dev, problem.kind, problem.labels)
+        outputs = self.outputs(network, check)
+        result = problem.kind.score(outputs, self.dev_rows, problem.dev, problem.labels)
         return {**result, "score": result["metrics"][problem.metric]}
 
-    def task_json(self) -> bytes:
-        """What `predict` must know of the task."""
-        facts = {
-            "task": self.problem.task,
-            "kind": self.problem.kind,
-            "labels": list(self.problem.labels),
-            "metric": self.problem.metric,
-            "table": dump(self.files.table),
-            "rows": dump(self.files.rows),
-        }
-        return json.dumps(facts, indent=1, ensure_ascii=False).encode()
+    def outputs(self, network: Network, check: Callable[[], None]) -> list[Any]:
+        """What a network in training says about the dev rows, in the file's own units."""
+        from remask.answer.runner import Runner
+
+        has_segments = self.dev_rows.segments is not None
+        runner = Runner(network, self.pad_id, has_segments=has_segments)
+        outputs = runner.outputs(self.dev_rows, self.problem.kind, check)
+        return outputs if self.units is None else self.units.outside(outputs)
+
+    @property
+    def stored(self) -> StoredTask:
+        """What whoever asks the model must know of the task."""
+        problem = self.problem
+        return StoredTask(
+            problem.task, problem.kind, problem.labels, problem.metric, self.files.table, self.files.rows
+        )
 
 
 def open_start(run: FinetuneRun) -> Start:
-    from remask.model.store import open_model
-    from remask.tokenizer import load_tokenizer
+    from remask.answer.reader import open_reader
 
     if not run.init:
         raise ConfigError("init is needed: the model to start from (--init MODEL)")
-    loaded = open_model(Path(run.init))
-    if loaded.tokenizer_folder is None:
-        raise DataError(f"{loaded.folder}: has no tokenizer, so texts cannot be read for it")
-    tokenizer = load_tokenizer(loaded.tokenizer_folder)
-    if tokenizer.vocab_size > loaded.settings.vocab_size:
-        raise DataError(
-            f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
-            f"the model only {loaded.settings.vocab_size:,}"
-        )
-    return Start(loaded, tokenizer, _model_fingerprint(loaded.folder))
+    reader = open_reader(Path(run.init))
+    return Start(reader, _model_fingerprint(reader.loaded.folder))
 
 
 def _model_fingerprint(folder: Path) -> str:
@@ -116,44 +117,53 @@ def _model_fingerprint(folder: Path) -> str:
 
 def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progress, name: str = "") -> Part:
     """Read and encode a task. `files`: the run itself, or one of its several tasks, which is called `name`."""
-    from remask.tasks.rows import frame_for
-
-    problem = problems.open_problem(
-        files.task, files.table, train=files.path(files.train_file), dev=files.path(files.dev_file),
-        folder=files.path(files.data), max_train=files.max_train, max_dev=files.max_dev,
-    )  # fmt: skip
-    problem = replace(problem, notes=(*problem.notes, *_adapter_notes(run, start, problem)))
-    tokenizer, model = start.tokenizer, start.loaded.settings
-    frame = frame_for(tokenizer, files.rows, model_length=model.max_length, num_segments=model.num_segments)
+    source = TaskSource(
+        files.task, files.table, files.path(files.train_file), files.path(files.dev_file), files.path(files.data)
+    )
+    problem = open_problem(source, max_train=files.max_train, max_dev=files.max_dev)
+    problem = replace(problem, notes=(*problem.notes, *_model_notes(run, start, problem)))
+    frame = start.reader.frame(files.rows)
     train, dev = (
-        problems.encode(items, problem.kind, problem.labels, tokenizer, frame, files.rows)
+        problem.kind.encode(items, problem.labels, start.tokenizer, frame, files.rows)
         for items in (problem.train, problem.dev)
     )
     units = Units.of(problem)
     train = train if units is None else units.inside(train)
-    part = Part(files, problem, train, dev, tokenizer.pad_id, units)
+    part = Part(files, problem, train, dev, start.tokenizer.pad_id, units)
     before = f"  {name}: " if name else "  "
     for note in problem.notes:
         progress.say(f"{before}{note}")
     if part.texts_cut:
         progress.say(f"{before}{part.texts_cut:,} texts are longer than {frame.max_length} tokens and were cut")
+    if train.weights is not None:
+        steps = -(-train.num_groups // run.batch.num_rows)
+        progress.say(
+            f"{before}{counted(len(problem.train), 'text')} in {train.num_groups:,} windows of up to "
+            f"{frame.max_length} tokens: {steps:,} steps an epoch; the windows of a text count as one"
+        )
     return part
 
 
-def head_settings(run: FinetuneRun, start: Start, problem: problems.Problem) -> HeadSettings:
+def head_settings(run: FinetuneRun, start: Start, problem: Problem) -> HeadSettings:
     from remask.model.settings import HeadSettings
 
     pooling = start.loaded.heads.pooling if run.pooling == "model" else run.pooling
-    return HeadSettings.model_validate({**problem.head, "pooling": pooling})
+    return HeadSettings.model_validate({**problem.kind.head(problem), "pooling": pooling})
 
 
-def _adapter_notes(run: FinetuneRun, start: Start, problem: problems.Problem) -> list[str]:
-    """LoRA without a folder for peft, and why."""
+def _model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
+    """What to know about what learns: LoRA without a folder for peft, more top layers than there are."""
     from remask.model.interop_config import no_class
 
-    reasons = no_class(start.loaded.settings, head_settings(run, start, problem)) if run.learn == "lora" else []
-    why = f"transformers has no class for this network ({', '.join(reasons)})"
-    return [f"the model will have no adapter folder for peft: {why}"] if reasons else []
+    settings = start.loaded.settings
+    notes = []
+    if run.learn == "lora" and (reasons := no_class(settings, head_settings(run, start, problem))):
+        why = f"transformers has no class for this network ({', '.join(reasons)})"
+        notes.append(f"the model will have no adapter folder for peft: {why}")
+    top = run.train.trainable_top_layers
+    if top is not None and top > settings.num_layers:
+        notes.append(f"train.trainable_top_layers = {top}: the network has {settings.num_layers} layers, all learn")
+    return notes
 
 
 def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Network:
@@ -166,7 +176,9 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     if not run.init_weights:
         return build_network(settings, heads, seed)
     network = loaded.network
-    if (loaded.labels or ()) != part.problem.labels or _task_of(loaded.folder) not in (None, part.problem.task):
+    stored = start.reader.stored
+    other_task = stored is not None and stored.name != part.problem.task  # classes 0 and 1 are no sign of the same
+    if (loaded.labels or ()) != part.problem.labels or other_task:
         network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
     keeps_numbers = part.units is not None and network.heads.classifier is not None
     network = with_heads(network, heads, seed, settings)
@@ -181,15 +193,6 @@ def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
         return settings
     names = ("dropout", "attention_dropout", "head_dropout")
     return settings.model_copy(update=dict.fromkeys(names, run.dropout))
-
-
-def _task_of(folder: Path) -> str | None:
-    """What a model was fine-tuned on, if it says so: classes 0 and 1 are no sign of the same task."""
-    path = folder / "task.json"
-    try:
-        return json.loads(path.read_bytes())["task"] if path.is_file() else None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: damaged: {error!r}") from error
 
 
 def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) -> None:
@@ -217,7 +220,7 @@ def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start
     from remask.model.store import save_model
 
     extra = {f"tokenizer/{name}": data for name, data in start.tokenizer.files().items()}
-    extra["task.json"] = part.task_json()
+    extra[TASK_JSON] = part.stored.to_json()
     with nullcontext() if part.units is None else part.units.spoken_by(network):
         if run.learn == "lora":
             extra |= {f"{ADAPTER}/{name}": data for name, data in adapter_files(network, run.lora, run.init).items()}
@@ -248,22 +251,3 @@ def drop_weights(folder: Path) -> None:
     """Of a fine-tuning run that lost against others only its results are kept."""
     for path in [*folder.glob("seed-*/best"), folder / "model", folder / "tasks"]:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def predict_rows(
-    model: Any, kind: str, rows: Rows, pad_id: int, check: Callable[[], None] = signals.check
-) -> list[Any]:
-    """What a network says about every row, on the device it is on. `check` ends it, by raising, at a signal."""
-    import torch
-
-    from remask.task_objectives import task_logits
-    from remask.tasks.predict import row_outputs
-
-    device = next(model.parameters()).device
-
-    def forward(batch: Any) -> Any:
-        with torch.inference_mode():
-            tensors = batch.map(lambda array: torch.as_tensor(array).to(device))
-            return task_logits(model, kind, tensors).float().cpu().numpy()
-
-    return row_outputs(forward, rows, pad_id, check=check)

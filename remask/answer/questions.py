@@ -7,26 +7,27 @@ each row (in order), and returns its answer. So the rows of many questions, also
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from remask.answer.reader import Reader
+from remask.answer.runner import Reading, Row, Runner
 from remask.errors import DataError
 from remask.model.settings import Pooling
-from remask.model.store import Loaded
 from remask.schema import Batch
-from remask.serve.answers import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
-from remask.tasks.rows import Frame, frame_for
-from remask.tasks.settings import RowSettings
-from remask.tokenizer import Tokenizer
+from remask.tasks.race import ChoiceQuestion
+from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
+from remask.tasks.rows import cut
+from remask.tasks.squad import Question as Asked
+from remask.tasks.tables import Example
+from remask.tasks.tags import in_words
 
-LongTexts = Literal["error", "cut"]
+LongTexts = Literal["model", "error", "cut", "windows"]
 Pair = tuple[str, str]
-Row = tuple[np.ndarray, np.ndarray]  # ids, segment ids
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
@@ -49,50 +50,24 @@ class CannotError(DataError):
     """The model has no head for that."""
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How states are read, row by row. Readings with equal keys are the same function and may be done at once."""
-
-    key: Hashable
-    read: Callable[[Batch, Tensor], Sequence[Any]]
-    looks_at: Callable[[Batch], Tensor | None] = lambda batch: None  # flat positions; None: all of them
-
-
 Question = Generator[tuple[list[Row], Reading], list[Any], ResultT]
 
 
 class Questions:
     """Everything that can be asked of one model."""
 
-    def __init__(self, loaded: Loaded, tokenizer: Tokenizer) -> None:
-        self.network, self.settings, self.heads = loaded.network, loaded.settings, loaded.heads
-        self.labels, self.folder = loaded.labels, loaded.folder
-        self.tokenizer = tokenizer
+    def __init__(self, reader: Reader, runner: Runner) -> None:
+        self.reader, self.runner = reader, runner
+        self.network, self.tokenizer = runner.network, reader.tokenizer
+        self.settings, self.folder = reader.loaded.settings, reader.loaded.folder
+        self.frame = reader.frame()  # as long as the model reads: what is asked of no task
         self.on_text: Callable[[int], object] = lambda size: None  # before work on a text of so many characters
-        if tokenizer.vocab_size > self.settings.vocab_size:
-            raise DataError(
-                f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
-                f"the model only {self.settings.vocab_size:,}: they do not belong together"
-            )
-        self.frame: Frame = frame_for(
-            tokenizer,
-            RowSettings(max_length=self.settings.max_length),
-            model_length=self.settings.max_length,
-            num_segments=self.settings.num_segments,
-        )
 
     @property
     def methods(self) -> tuple[str, ...]:
         """What this model can do."""
-        heads = self.heads
-        has = {
-            "fill_mask": heads.masked_lm,
-            "classify": heads.num_classes is not None,
-            "tag": heads.num_tags is not None,
-            "answer": heads.span,
-            "choose": heads.choice,
-        }
-        return (*(name for name, present in has.items() if present), "embed", "rank", "encode", "tokenize")
+        fills = ("fill_mask",) if self.reader.loaded.heads.masked_lm else ()
+        return (*fills, *self.reader.tasks, "embed", "rank", "encode", "tokenize")
 
     # ---------------------------------------------------------------------------------------------- fill-mask
 
@@ -175,125 +150,65 @@ class Questions:
         mask = self.tokenizer.special_names["mask"]
         return "".join(mask if i % 2 else self.tokenizer.decode(piece) for i, piece in enumerate(pieces))
 
-    # ------------------------------------------------------------------------------------------------ classes
+    # -------------------------------------------------------------------------------------------------- tasks
 
-    def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "error") -> Question[list[Label]]:
-        self._need("classify")
-        rows = [self.row(text, long_texts) for text in _several(texts)]
-        read = Reading(
-            "classify", lambda batch, hidden: self._labels(self.network.classify(hidden, batch.lengths_B).float()),
-            self.network.first_positions,
-        )  # fmt: skip
-        return (yield rows, read)
+    def _ask(
+        self, method: str, items: Sequence[Any], size: int, long_texts: LongTexts = "model"
+    ) -> Question[list[Any]]:
+        """The task behind `method` about items, encoded as in training. `size`: their characters in all."""
+        self._need(method)
+        if not items:
+            return []
+        self.on_text(size)
+        task = self.reader.tasks[method]
+        settings = task.rows
+        if long_texts in ("cut", "windows"):
+            settings = settings.model_copy(update={"long_texts": long_texts})
+        rows = self.reader.encode(items, task=task, rows=settings)
+        # A foreign model does not say what it was taught to do with long texts, so none is cut without a word.
+        refuse = long_texts == "error" or (long_texts == "model" and self.reader.stored is None)
+        if refuse and rows.num_cut:
+            self._refuse_long(items, method)
+        segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
+        outputs = yield list(zip(rows.ids, segments, strict=True)), self.runner.reading(task.kind)
+        self.on_text(size)
+        return self.reader.read(outputs, rows, items, task)
 
-    def _labels(self, logits_BC: Tensor) -> list[Label]:
-        names = self._names(logits_BC.shape[1])
-        if self.heads.num_classes == 1 and not self.heads.multilabel:
-            return [Label(None, float(value)) for value in logits_BC[:, 0].tolist()]
-        probs_BC = logits_BC.sigmoid() if self.heads.multilabel else logits_BC.softmax(-1)
-        found = []
-        for probs in probs_BC.tolist():
-            scores = dict(zip(names, probs, strict=True))
-            best = max(scores, key=scores.__getitem__)
-            chosen = tuple(name for name in names if scores[name] >= 0.5) if self.heads.multilabel else (best,)
-            found.append(Label(best, scores[best], scores, chosen))
-        return found
+    def _refuse_long(self, items: Sequence[Any], method: str) -> None:
+        task = self.reader.tasks[method]
+        longest = next(item for item in items if self.reader.encode([item], task=task).num_cut)
+        length = self.reader.frame(task.rows).max_length
+        raise TooLongError(
+            f"{longest.place}: does not fit into the {length:,} tokens that this model reads; shorten it, "
+            'or have it cut (long_texts = "cut")'
+        )
 
-    def _names(self, count: int) -> tuple[str, ...]:
-        return self.labels or tuple(f"LABEL_{i}" for i in range(count))
+    def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "model") -> Question[list[Label]]:
+        several = [(text,) if isinstance(text, str) else tuple(text) for text in _several(texts)]
+        items = [Example(parts, None, _short(parts[0])) for parts in several]
+        size = sum(len(part) for parts in several for part in parts)
+        return (yield from self._ask("classify", items, size, long_texts))
 
     def tag(self, texts: Sequence[str]) -> Question[list[list[Entity]]]:
-        from remask.tasks.conll import Sentence, encode_sentences
-        from remask.tasks.entities import entities
-        from remask.tasks.stream import WORD
-
-        self._need("tag")
-        size = sum(map(len, _several(texts)))
-        self.on_text(size)
-        words = [[(m.group(), m.start(), m.end()) for m in WORD.finditer(text)] for text in texts]
-        sentences = [
-            Sentence(tuple(w for w, _, _ in found), None, _short(t)) for t, found in zip(texts, words, strict=True)
-        ]
-        filled = [i for i, sentence in enumerate(sentences) if sentence.words]
-        if not filled:
-            return [[] for _ in texts]
-        assert self.heads.num_tags is not None
-        names = self._names(self.heads.num_tags)
-        coded = encode_sentences([sentences[i] for i in filled], self.tokenizer, self.frame, names)
-        rows = [(ids, np.zeros_like(ids)) for ids in coded.ids]
-        probs = yield (
-            rows,
-            Reading("tag", lambda batch, hidden: list(self.network.tag(hidden).float().softmax(-1).cpu().numpy())),
-        )
-        self.on_text(size)
-        tags = [["O"] * len(sentence.words) for sentence in sentences]
-        scores = [[0.0] * len(sentence.words) for sentence in sentences]
-        for probs_SC, (number, first, starts) in zip(probs, coded.facts, strict=True):
-            for offset, place in enumerate(starts):
-                best = int(probs_SC[place].argmax())
-                tags[filled[number]][first + offset] = names[best]
-                scores[filled[number]][first + offset] = float(probs_SC[place, best])
-        return [
-            [
-                Entity(kind, text[found[a][1] : found[b][2]], found[a][1], found[b][2], min(score[a : b + 1]))
-                for kind, a, b in entities(said)
-            ]
-            for text, found, said, score in zip(texts, words, tags, scores, strict=True)
-        ]
-
-    # ------------------------------------------------------------------------------------- answers and choices
+        items = [in_words(text, _short(text)) for text in _several(texts)]
+        with_words = [item for item in items if item.words]
+        answers = iter((yield from self._ask("tag", with_words, sum(map(len, texts)))))
+        return [list(next(answers).entities) if item.words else [] for item in items]
 
     def answers(self, pairs: Sequence[Pair]) -> Question[list[Answer]]:
-        from remask.tasks.squad import Question as Asked
-        from remask.tasks.squad import answers_from_rows, encode_questions
-
-        self._need("answer")
-        if not pairs:
-            return []
-        size = sum(len(q) + len(c) for q, c in pairs)
-        self.on_text(size)
-        asked = [Asked(str(i), q, c, (), "", _short(q)) for i, (q, c) in enumerate(pairs)]
-        rows = encode_questions(asked, self.tokenizer, self.frame, stride=self.frame.room(2) // 4)
-
-        def read(batch: Batch, hidden_BSD: Tensor) -> list[np.ndarray]:
-            logits = [self.network.span(hidden_BSD)]
-            if self.heads.answerable:
-                sure_B = self.network.answerable(hidden_BSD, batch.lengths_B)
-                logits.append(sure_B[:, None, None].expand(-1, hidden_BSD.shape[1], 1))
-            rows_BSC = torch.cat(logits, dim=2).float().cpu().numpy()
-            return [row[:length] for row, length in zip(rows_BSC, batch.lengths_B.tolist(), strict=True)]
-
-        segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
-        outputs = yield list(zip(rows.ids, segments, strict=True)), Reading("answer", read)
-        self.on_text(size)
-        found = []
-        for number, said in enumerate(answers_from_rows(outputs, rows, asked)):
-            here = [o for o, window in zip(outputs, rows.facts, strict=True) if window.question == number]
-            score = max(_probability(said.score, logits_S2) for logits_S2 in here)
-            text = said.text if said.null_odds <= 0 else ""
-            found.append(Answer(text, said.start if text else 0, said.start + len(text) if text else 0, score))
-        return found
+        items = [Asked(str(number), q, c, (), "", _short(q)) for number, (q, c) in enumerate(pairs)]
+        return (yield from self._ask("answer", items, sum(len(q) + len(c) for q, c in pairs)))
 
     def choose(
-        self, text: str, options: Sequence[str], question: str = "", *, long_texts: LongTexts = "error"
+        self, text: str, options: Sequence[str], question: str = "", *, long_texts: LongTexts = "model"
     ) -> Question[Choice]:
-        from remask.tasks.race import ChoiceQuestion, parts_of
-
         self._need("choose")
         if len(options) < 2:
             raise DataError(f"{len(options)} options: a choice needs at least two")
-        passage, said = (text, question) if question else ("", text)
-        asked = ChoiceQuestion(passage, said, tuple(options), 0, "", _short(text))
-        rows = [self.row(parts_of(asked, option), long_texts) for option in options]  # as in training
-        scores = yield (
-            rows,
-            Reading(
-                "choose", lambda batch, hidden: self.network.choose(hidden, batch.lengths_B).float().tolist(),
-                self.network.first_positions,
-            ),
-        )  # fmt: skip
-        probs = torch.tensor(scores).softmax(0)
-        return Choice(int(probs.argmax()), tuple(probs.tolist()))
+        passage, asked = (text, question) if question else ("", text)
+        item = ChoiceQuestion(passage, asked, tuple(options), 0, "", _short(text))
+        size = len(text) + len(question) + sum(map(len, options))
+        return (yield from self._ask("choose", [item], size, long_texts))[0]
 
     # ------------------------------------------------------------------------------------------------ vectors
 
@@ -363,15 +278,8 @@ class Questions:
             if long_texts != "cut":
                 hint = "" if long_texts is None else ', or have it cut (long_texts = "cut")'
                 raise TooLongError(f"{_short(text)}: has {size:,} tokens, this model takes {room:,}; shorten it{hint}")
-            kept = room if len(parts) == 1 else max(room - len(parts[1]), room // 2)
-            parts = [parts[0][:kept], *(part[: room - min(kept, len(parts[0]))] for part in parts[1:])]
+            parts = cut(parts, room)
         return self.frame.join(parts)
-
-
-def _probability(score: float, logits_S2: np.ndarray) -> float:
-    """How likely a span with this score is in a window: its start's times its end's probability."""
-    total = np.logaddexp.reduce(logits_S2[:, :2].astype(np.float64), axis=0).sum()
-    return float(min(1.0, np.exp(score - total)))
 
 
 def _several(texts: Sequence[ItemT]) -> Sequence[ItemT]:

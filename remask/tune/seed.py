@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from remask import artifacts, signals
-from remask.commands.finetune_run import FinetuneRun
 from remask.config import dump
 from remask.errors import Stopped
 from remask.progress import Progress, duration
 from remask.train.settings import TrainSettings
+from remask.tune.settings import FinetuneRun
 
 # RoBERTa base's rate at its width, LoRA's of its paper's RoBERTa runs, and a rate that fresh heads alone take well.
 # Narrow networks take more (measured: EXPERIMENTS.md, "Rates for narrow networks"), at most what a start from random

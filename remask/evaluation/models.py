@@ -28,7 +28,7 @@ from remask.tasks.specs import TASKS
 if TYPE_CHECKING:
     import torch
 
-    from remask.train.precision import Precision
+    from remask.precision import Precision
 
 _NOT_IN_NAME = ("init", "data", "seed", "seeds")  # paths are covered by contents; further seeds join the others
 KEYS = ("metric", "metrics", "spread", "data", "notes", "model")

@@ -1,6 +1,6 @@
 """Which device and which number format the products use, probed where a wrong guess would kill the process.
 
-In: the `precision` and `device` of TrainSettings. Out: a `Precision` with an autocast context and, for fp16, a loss
+In: the `precision` and `device` of a run. Out: a `Precision` with an autocast context and, for fp16, a loss
 scale. On some virtual machines the first bf16 product ends the process with an illegal instruction, so every format
 but fp32 is first tried in a child process (`probe`, also used by `remask doctor`). What `auto` takes follows from the
 machine alone, never from a speed measured under its load of the moment: the same command gives the same model. Weights,
@@ -73,7 +73,8 @@ def probe(precision: str, device: str = "cpu") -> tuple[bool, str]:
     return True, f"works, {ratio:.1f} times the speed of fp32"
 
 
-def choose_device(device: str) -> torch.device:
+def choose_device(device: str, key: str = "device") -> torch.device:
+    """The device to use. `key`: what the user's setting is called."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
@@ -81,14 +82,16 @@ def choose_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
     except RuntimeError:
-        raise ConfigError(f"train.device = {device}: must be auto, cpu, cuda, cuda:N or mps") from None
+        raise ConfigError(f"{key} = {device}: must be auto, cpu, cuda, cuda:N or mps") from None
     works, reason = probe("fp32", device)
     if not works:
-        raise UnavailableError(f"train.device = {device}: {reason} on this machine; device auto takes what there is")
+        raise UnavailableError(f"{key} = {device}: {reason} on this machine; device auto takes what there is")
     return chosen
 
 
-def choose_precision(precision: str, device: torch.device, used: str | None = None) -> tuple[str, str]:
+def choose_precision(
+    precision: str, device: torch.device | str, used: str | None = None, key: str = "precision"
+) -> tuple[str, str]:
     """The format to use and a word on why. A format asked for by name is used or refused, never replaced.
 
     `used`: what this run has used so far. `auto` keeps it wherever it works: a run that moved to another machine must
@@ -99,10 +102,11 @@ def choose_precision(precision: str, device: torch.device, used: str | None = No
     if precision != "auto":
         works, reason = probe(precision, str(device))
         if not works:
-            raise UnavailableError(f"train.precision = {precision}: {reason}; use fp32 or auto")
+            raise UnavailableError(f"{key} = {precision}: {reason}; use fp32 or auto")
         return precision, "as asked"
     if used is not None and probe(used, str(device))[0]:
         return used, "as this run began"
+    device = torch.device(device)
     if not _has_bf16(device):
         return "fp32", f"bf16 products are not made for {'this processor' if device.type == 'cpu' else 'this device'}"
     works, reason = probe("bf16", str(device))
@@ -122,6 +126,11 @@ def _has_bf16(device: torch.device) -> bool:
         return False
 
 
+def autocast(name: str, device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """Inside, matrix products are made in this format; everything else stays fp32."""
+    return contextlib.nullcontext() if name == "fp32" else torch.autocast(device_type, dtype=_DTYPES[name])
+
+
 @dataclass
 class Precision:
     """The format in use. fp16 needs its gradients scaled: the scale halves on overflow, doubles after calm."""
@@ -139,9 +148,7 @@ class Precision:
             self.scale = self.FIRST_SCALE
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.name == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=_DTYPES[self.name])
+        return autocast(self.name, self.device.type)
 
     def finite(self) -> None:
         """A step went through: after enough of them the scale doubles (fp16 only)."""

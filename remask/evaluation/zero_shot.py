@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from remask.model.store import Loaded
     from remask.tasks.rows import Frame
     from remask.tokenizer import Tokenizer
-    from remask.train.precision import Precision
+    from remask.precision import Precision
 
 MAX_WORD_DOCUMENTS = 64  # of each held-out source, for bits per byte of whole words
 PSEUDO_SENTENCES = 128  # each token of each is masked once: so many rows that a sample must do

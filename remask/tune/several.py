@@ -15,24 +15,24 @@ from pathlib import Path
 from typing import Any
 
 from remask import artifacts
-from remask.commands import is_first_rank
-from remask.commands.finetune import main as finetune
-from remask.commands.finetune import run_seeds, seeds_of, start_of, summarise
-from remask.commands.finetune_part import Part, Start, fresh_network, let_learn, open_part, open_start, publish_model
-from remask.commands.finetune_run import FinetuneRun, TaskFiles
-from remask.commands.finetune_seed import Report
 from remask.config import dump
 from remask.progress import Progress
 from remask.study.task_report import tasks_report
 from remask.tasks import metrics
+from remask.tune.part import Part, Start, fresh_network, let_learn, open_part, open_start, publish_model
+from remask.tune.seed import Report
+from remask.tune.seeds import Results, run_seeds, seeds_of, start_of, summarise
+from remask.tune.settings import FinetuneRun, TaskFiles
+from remask.tune.single import tune_single
+from remask.workers import is_first_rank
 
 WEIGHTS = "model.safetensors"
 STAGE = "tasks"  # of the best weights so far: encoder and all heads in one file
 
 
 @dataclass(frozen=True)
-class TasksSetup:
-    """What all seeds share. A finetune_seed.Trainable."""
+class SeveralTasks:
+    """What all seeds share. A seed.Trainable."""
 
     run: FinetuneRun
     start: Start
@@ -100,18 +100,54 @@ class TasksSetup:
         each = ", ".join(f"{name} {one['score']:.4f}" for name, one in result["tasks"].items())
         return f"{each}; mean {result['score']:.4f}"
 
+    def summary(self, results: Results) -> dict[str, Any]:
+        """As for one task, under `tasks` for each; `metrics` has all of them as NAME.METRIC."""
+        tasks = {}
+        for name, part in self.parts.items():
+            runs = [
+                {"seed": r["seed"], "step": r["step"], **r["tasks"][name], "history": _history(r["history"], name)}
+                for r in results
+            ]
+            tasks[name] = summarise(part, runs)
+        mean = metrics.spread([r["score"] for r in results])
+        return {
+            "metrics": {f"{task}.{name}": v for task, one in tasks.items() for name, v in one["metrics"].items()},
+            "score": mean["median"],
+            "mean": mean,
+            "tasks": tasks,
+            "seeds": seeds_of(results),
+            "temperature": self.run.temperature,
+            **start_of(self.run, results),
+        }
 
-def main(
+    def publish(self, out: Path, values: dict[str, Any]) -> dict[str, Any]:
+        """A model for each task, from the best seed's best weights."""
+        from safetensors.torch import load_file
+
+        seed = values["seeds"]["best"]
+        best = artifacts.open_artifact(out / f"seed-{seed}" / "best", STAGE, verify=True)
+        model = self.build(seed)
+        model.load_state_dict(load_file(best.path(WEIGHTS)))
+        for name, part in self.parts.items():
+            publish_model(out / "tasks" / name, model.of(name), self.run, self.start, part)
+        tasks = {name: {**one, "model": str(out / "tasks" / name)} for name, one in values["tasks"].items()}
+        values = {**values, "tasks": tasks, "model": str(out / "tasks")}
+        artifacts.write_bytes(out / "report.html", tasks_report(values).encode())
+        return values
+
+
+def tune_several(
     run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), report: Report | None = None
 ) -> dict[str, Any]:
     """All seeds of the tasks together; with `single` then each task alone."""
-    values = run_seeds(prepare(run, progress), out, _summary, _publish, progress, allow_change, report)
+    tasks = prepare(run, progress)
+    values = run_seeds(tasks, out, tasks.summary, tasks.publish, progress, allow_change, report)
     if run.single and "single" not in values:
         alone = {}
         for entry in run.tasks:
             progress.say(f"  {entry.called} alone:")
-            found = finetune(_single(run, entry), out / "single" / entry.called, progress=progress)
-            alone[entry.called] = {"metric": found["metric"], "spread": found["spread"], "model": found["model"]}
+            result = tune_single(_single(run, entry), out / "single" / entry.called, progress=progress)
+            alone[entry.called] = {key: result[key] for key in ("metric", "spread", "model")}
         values = {**values, "single": alone}
         if is_first_rank():
             artifacts.write_bytes(out / "report.html", tasks_report(values).encode())
@@ -126,35 +162,14 @@ def _single(run: FinetuneRun, entry: TaskFiles) -> FinetuneRun:
     return FinetuneRun.model_validate_json(json.dumps(values))
 
 
-def prepare(run: FinetuneRun, progress: Progress) -> TasksSetup:
+def prepare(run: FinetuneRun, progress: Progress) -> SeveralTasks:
     """Open the model, read and encode all tasks."""
     start = open_start(run)
     parts = {entry.called: open_part(run, entry, start, progress, entry.called) for entry in run.tasks}
-    return TasksSetup(run, start, parts)
+    return SeveralTasks(run, start, parts)
 
 
 # ----------------------------------------------------------------------------------------------------- results
-
-
-def _summary(setup: TasksSetup, results: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """As for one task, under `tasks` for each; `metrics` has all of them as NAME.METRIC."""
-    tasks = {}
-    for name, part in setup.parts.items():
-        runs = [
-            {"seed": r["seed"], "step": r["step"], **r["tasks"][name], "history": _history(r["history"], name)}
-            for r in results
-        ]
-        tasks[name] = summarise(part, runs)
-    mean = metrics.spread([r["score"] for r in results])
-    return {
-        "metrics": {f"{task}.{name}": v for task, one in tasks.items() for name, v in one["metrics"].items()},
-        "score": mean["median"],
-        "mean": mean,
-        "tasks": tasks,
-        "seeds": seeds_of(results),
-        "temperature": setup.run.temperature,
-        **start_of(setup.run, results),
-    }
 
 
 def _history(history: Sequence[Mapping[str, Any]], task: str) -> list[dict[str, Any]]:
@@ -163,22 +178,6 @@ def _history(history: Sequence[Mapping[str, Any]], task: str) -> list[dict[str, 
         {"step": entry["step"], **{k.removeprefix(before): v for k, v in entry.items() if k.startswith(before)}}
         for entry in history
     ]
-
-
-def _publish(setup: TasksSetup, out: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """A model for each task, from the best seed's best weights."""
-    from safetensors.torch import load_file
-
-    seed = values["seeds"]["best"]
-    best = artifacts.open_artifact(out / f"seed-{seed}" / "best", STAGE, verify=True)
-    model = setup.build(seed)
-    model.load_state_dict(load_file(best.path(WEIGHTS)))
-    for name, part in setup.parts.items():
-        publish_model(out / "tasks" / name, model.of(name), setup.run, setup.start, part)
-    tasks = {name: {**one, "model": str(out / "tasks" / name)} for name, one in values["tasks"].items()}
-    values = {**values, "tasks": tasks, "model": str(out / "tasks")}
-    artifacts.write_bytes(out / "report.html", tasks_report(values).encode())
-    return values
 
 
 def render(values: Mapping[str, Any]) -> str:

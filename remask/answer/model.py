@@ -8,36 +8,31 @@ Not here: what is asked and how it is read (questions), HTTP (app), training, me
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, overload
 
 import numpy as np
 import torch
 
+from remask.answer.attention_maps import attention_maps
+from remask.answer.questions import LongTexts, Pair, Question, Questions, ResultT
+from remask.answer.reader import Reader, open_reader
+from remask.answer.runner import BATCH_TOKENS, Check, Reading, Row, Runner
 from remask.errors import DataError, UnavailableError
 from remask.model.packed import for_answers
 from remask.model.settings import Pooling
-from remask.model.store import Loaded, open_model
-from remask.schema import Batch
-from remask.serve.answers import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
-from remask.serve.attention_maps import attention_maps
-from remask.serve.questions import LongTexts, Pair, Question, Questions, Reading, ResultT, Row
-from remask.tokenizer import Tokenizer, load_tokenizer
+from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
+from remask.tasks.rows import Rows
 
-Format = Literal["fp32", "bf16"]
-# A batch goes on while its rows are at least this share of its longest one, or while it is smaller than this: attention
-# is computed on padded rows, but a small batch does not fill the machine.
-_LIKE_LENGTH = 0.75
-_SMALL_BATCH = 256
+Format = Literal["fp32", "bf16", "fp16"]
 
 
 def load(
     path: str | Path,
     *,
     device: str = "cpu",
-    batch_tokens: int = 16_384,
+    batch_tokens: int = BATCH_TOKENS,
     precision: Format = "fp32",
     packed: bool = True,
 ) -> Model:
@@ -51,11 +46,8 @@ def load(
     >>> model.fill_mask("The capital of France is <mask>.", top=1)[0].token_str       # doctest: +SKIP
     ' Paris'
     """
-    loaded = open_model(Path(path))
-    if loaded.tokenizer_folder is None:
-        raise DataError(f"{path}: has no tokenizer beside the model")
-    tokenizer = load_tokenizer(loaded.tokenizer_folder)
-    return Model(loaded, tokenizer, device=device, batch_tokens=batch_tokens, precision=precision, packed=packed)
+    reader = open_reader(Path(path))
+    return Model(reader, device=device, batch_tokens=batch_tokens, precision=precision, packed=packed)
 
 
 class Model:
@@ -63,31 +55,37 @@ class Model:
 
     def __init__(
         self,
-        loaded: Loaded,
-        tokenizer: Tokenizer,
+        reader: Reader,
         *,
-        device: str = "cpu",
-        batch_tokens: int = 16_384,
+        device: str | torch.device = "cpu",
+        batch_tokens: int = BATCH_TOKENS,
         precision: Format = "fp32",
         packed: bool = True,
     ) -> None:
+        loaded = reader.loaded
         self.settings, self.heads, self.labels, self.folder = (
             loaded.settings,
             loaded.heads,
             loaded.labels,
             loaded.folder,
         )
-        self.tokenizer = tokenizer
-        self.batch_tokens, self.precision = batch_tokens, precision
+        self.reader, self.tokenizer = reader, reader.tokenizer
         try:
-            self.device = torch.device(device)
-            network = loaded.network.to(self.device)
+            network = loaded.network.to(torch.device(device))
         except (RuntimeError, AssertionError) as error:  # torch has one of each
             raise UnavailableError(f"device = {device}: {str(error).splitlines()[0][:160]}") from error
-        self.questions = Questions(loaded, tokenizer)
-        self.num_tokens = self.num_padded = self.num_batches = 0  # of all that went through the network
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
         self.network = for_answers(network, precision, packed=packed)
+        self.runner = Runner(
+            self.network, self.tokenizer.pad_id, has_segments=reader.frame().segments, precision=precision,
+            batch_tokens=batch_tokens,
+        )  # fmt: skip
+        self.questions = Questions(reader, self.runner)
+
+    @property
+    def precision(self) -> str:
+        """The number format of its products."""
+        return self.runner.precision
 
     def __repr__(self) -> str:
         shape = f"{self.settings.num_layers} layers x {self.settings.hidden_size}"
@@ -122,8 +120,12 @@ class Model:
         answers = self._now(self.questions.fill_mask(several, top, targets))
         return answers[0] if isinstance(texts, str) else answers
 
-    def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "error") -> list[Label]:
-        """The class of each text or pair of texts (for regression its number)."""
+    def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "model") -> list[Label]:
+        """The class of each text or pair of texts (for regression its number).
+
+        `long_texts`: what to do with texts beyond the model's rows: as it was taught, refuse them, cut them, or read
+        them in windows and take the mean. A foreign model, which does not say what it was taught, refuses them.
+        """
         return self._now(self.questions.classify(texts, long_texts=long_texts))
 
     def tag(self, texts: Sequence[str]) -> list[list[Entity]]:
@@ -142,7 +144,7 @@ class Model:
         return self._now(self.questions.answers(pairs))
 
     def choose(
-        self, text: str, options: Sequence[str], question: str = "", *, long_texts: LongTexts = "error"
+        self, text: str, options: Sequence[str], question: str = "", *, long_texts: LongTexts = "model"
     ) -> Choice:
         """Which of the options goes with the text, or answers the `question` about it.
 
@@ -176,8 +178,8 @@ class Model:
 
     def attentions(self, ids: np.ndarray, segments: np.ndarray | None = None) -> np.ndarray:
         """Who looks at whom in one row of ids: layers x heads x tokens x tokens, every line a distribution."""
-        batch = self._batch([(ids, np.zeros_like(ids) if segments is None else segments)])
-        with torch.inference_mode(), self._products():
+        batch = self.runner.batch([(ids, np.zeros_like(ids) if segments is None else segments)])
+        with torch.inference_mode(), self.runner.products():
             return attention_maps(self.network, batch)
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
@@ -209,7 +211,7 @@ class Model:
                 mine[number] = range(len(rows), len(rows) + len(wanted))
                 rows += wanted
                 readings += [reading] * len(wanted)
-        results = self._run(rows, readings)
+        results = self.runner.run(rows, readings)
         for number, numbers in mine.items():
             try:
                 asked[number].send([results[i] for i in numbers])
@@ -221,58 +223,6 @@ class Model:
                 raise AssertionError("a question yields once")
         return answers
 
-    @torch.inference_mode()
-    def _run(self, rows: Sequence[Row], readings: Sequence[Reading]) -> dict[int, Any]:
-        """What is read of every row."""
-        results: dict[int, Any] = {}
-        for numbers in self._batches([len(ids) for ids, _ in rows]):
-            batch = self._batch([rows[i] for i in numbers])
-            kinds: dict[Any, list[int]] = {}
-            for place, number in enumerate(numbers):
-                kinds.setdefault(readings[number].key, []).append(place)
-            with self._products():
-                wanted_M = readings[numbers[0]].looks_at(batch) if len(kinds) == 1 else None
-                hidden_BSD = self.network.encode(batch, wanted_M=wanted_M)
-                for places in kinds.values():
-                    part, hidden = batch, hidden_BSD
-                    if len(kinds) > 1:
-                        index = torch.tensor(places, device=self.device)
-                        part, hidden = batch.map(lambda x, index=index: x[index]), hidden_BSD[index]
-                    read = readings[numbers[places[0]]].read(part, hidden)
-                    results |= zip((numbers[place] for place in places), read, strict=True)
-            self.num_batches += 1
-            self.num_tokens += batch.num_tokens
-            self.num_padded += batch.input_ids_BS.numel()
-        return results
-
-    def _products(self) -> contextlib.AbstractContextManager[Any]:
-        if self.precision == "fp32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, dtype=torch.bfloat16)
-
-    def _batches(self, lengths: Sequence[int]) -> Iterator[list[int]]:
-        """Rows of like length together, longest first, so that too large a batch shows at once."""
-        numbers: list[int] = []
-        size = 0
-        for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-            if numbers:
-                longest = lengths[numbers[0]]
-                unlike = lengths[i] < _LIKE_LENGTH * longest and size >= _SMALL_BATCH
-                if unlike or (len(numbers) + 1) * longest > self.batch_tokens:
-                    yield numbers
-                    numbers, size = [], 0
-            numbers.append(i)
-            size += lengths[i]
-        if numbers:
-            yield numbers
-
-    def _batch(self, rows: Sequence[Row]) -> Batch:
-        width = max(len(ids) for ids, _ in rows)
-        ids_BS = np.full((len(rows), width), self.tokenizer.pad_id, np.int64)
-        segments_BS = np.zeros((len(rows), width), np.int64)
-        for i, (ids, segments) in enumerate(rows):
-            ids_BS[i, : len(ids)] = ids
-            segments_BS[i, : len(segments)] = segments
-        lengths_B = np.array([len(ids) for ids, _ in rows], np.int64)
-        batch = Batch(ids_BS, lengths_B, segments_BS if self.questions.frame.segments else None)
-        return batch.map(lambda array: torch.from_numpy(array).to(self.device))
+    def outputs(self, rows: Rows, check: Check | None = None) -> list[np.ndarray]:
+        """What the head of its task says about encoded rows; `check` is called after every batch."""
+        return self.runner.outputs(rows, self.reader.task.kind, check)

@@ -39,13 +39,24 @@ class Entity:
 
 
 @dataclass(frozen=True)
+class Tagging:
+    """The tag of every word, and the entities that they make: of a text with its characters, of words with theirs."""
+
+    tags: tuple[str, ...]
+    entities: tuple[Entity, ...]
+
+
+@dataclass(frozen=True)
 class Answer:
-    """A piece of the context, characters [start, end); empty where the context has no answer."""
+    """A piece of the context, characters [start, end); empty where the context has no answer.
+
+    `score`: how likely its start and its end are, taken together. `null_odds`: log odds that there is no answer."""
 
     text: str
     start: int
     end: int
     score: float
+    null_odds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -54,6 +65,9 @@ class Choice:
 
     index: int
     scores: tuple[float, ...]
+
+
+Record = Label | Tagging | Answer | Choice
 
 
 @dataclass(frozen=True)

@@ -10,25 +10,26 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from remask import artifacts
-from remask.commands import is_first_rank
-from remask.commands.finetune import main as finetune
-from remask.commands.finetune import same_run
-from remask.commands.finetune_part import copy_model, drop_weights
-from remask.commands.finetune_run import FinetuneRun
 from remask.config import dump
 from remask.progress import Progress
+from remask.tune.part import copy_model, drop_weights
+from remask.tune.seeds import same_run
+from remask.tune.settings import FinetuneRun
+from remask.workers import is_first_rank
+
+Tune = Callable[..., dict[str, Any]]  # finetune.finetune: a run and a folder -> its results
 
 
-def main(
-    run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()
-) -> dict[str, Any]:  # fmt: skip
-    """Every combination, then the best one's results with the table of all."""
+def tune_grid(
+    tune: Tune, run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Every combination of the run's grid, then the best one's results with the table of all."""
     from remask.train.distributed import joined
 
     with ExitStack() as stack:
@@ -44,17 +45,17 @@ def main(
         for values in combinations(run):
             name = ",".join(f"{key}={value:g}" for key, value in values.items())
             progress.say(f"{name}:")
-            found = finetune(
-                run.with_values(values), out / "grid" / name, progress=progress, allow_change=allow_change
-            )  # fmt: skip
-            tried.append((name, values, found))
-        name, _, best = max(tried, key=lambda one: one[2]["score"])
-        result = {**best, "grid": [_row(values, found, one == name) for one, values, found in tried]}
+            result = tune(run.with_values(values), out / "grid" / name, progress=progress, allow_change=allow_change)
+            tried.append((name, values, result))
+        best_name, _, best = max(tried, key=lambda trial: trial[2]["score"])
+        rows = [_row(values, result, name == best_name) for name, values, result in tried]
+        values = {**best, "grid": rows}
         if is_first_rank():
-            result = _publish(result, out, name)
-            for other in [one for one, _, _ in tried if one != name]:
-                drop_weights(out / "grid" / other)
-        return result
+            values = _publish(values, out, best_name)
+            for name, _, _ in tried:
+                if name != best_name:
+                    drop_weights(out / "grid" / name)
+        return values
 
 
 def combinations(run: FinetuneRun) -> list[dict[str, float | int]]:
@@ -63,9 +64,9 @@ def combinations(run: FinetuneRun) -> list[dict[str, float | int]]:
     return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
 
 
-def _row(values: Mapping[str, Any], found: Mapping[str, Any], best: bool) -> dict[str, Any]:
-    spread = found["mean"] if "tasks" in found else found["spread"][found["metric"]]
-    return {**values, "score": found["score"], "low": spread["low"], "high": spread["high"], "best": best}
+def _row(values: Mapping[str, Any], result: Mapping[str, Any], best: bool) -> dict[str, Any]:
+    spread = result["mean"] if "tasks" in result else result["spread"][result["metric"]]
+    return {**values, "score": result["score"], "low": spread["low"], "high": spread["high"], "best": best}
 
 
 def _publish(result: dict[str, Any], out: Path, name: str) -> dict[str, Any]:

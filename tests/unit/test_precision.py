@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from remask.errors import ConfigError, UnavailableError
-from remask.train import precision
-from remask.train.precision import Precision, choose_device, choose_precision, probe, products_per_second
+from remask import precision
+from remask.precision import Precision, choose_device, choose_precision, probe, products_per_second
 
 CPU = torch.device("cpu")
 
@@ -26,7 +26,7 @@ def test_a_format_that_kills_the_process_is_reported(monkeypatch: pytest.MonkeyP
     assert not works
     assert "SIGILL" in reason
     assert choose_precision("auto", CPU) == ("fp32", f"bf16 does not work here: {reason}")
-    with pytest.raises(UnavailableError, match=r"train.precision = bf16: .*SIGILL.*use fp32 or auto"):
+    with pytest.raises(UnavailableError, match=r"precision = bf16: .*SIGILL.*use fp32 or auto"):
         choose_precision("bf16", CPU)
 
 

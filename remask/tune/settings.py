@@ -17,7 +17,7 @@ from pydantic import model_validator
 
 from remask.config import Config, dump, setting, switch
 from remask.model.settings import LoraSettings
-from remask.tasks import problems
+from remask.tasks.kinds import kind_of
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings, TaskBatchSettings
 from remask.train.settings import TrainSettings
 
@@ -60,7 +60,7 @@ class TaskFiles(Config):
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
-        problems.kind_of(self.task)
+        kind_of(self.task)
         return self
 
     def path(self, value: str | None) -> Path | None:

@@ -1,0 +1,161 @@
+"""A model with what it takes to read texts for it: its tokenizer, its frame, and the task as it was taught.
+
+In: a run, checkpoint, model or Hugging Face folder. Out: a `Reader`: items become rows under the settings that are
+stored with the model, and outputs become answers. Whatever answers batches can stand behind it: the network, an ONNX
+graph. Not here: batches and the network (runner), what may be asked (questions).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from remask.answer.runner import Check, Forward, forward_outputs
+from remask.errors import DataError
+from remask.model.store import Loaded, open_model
+from remask.schema import Batch
+from remask.tasks.kind import Problem, TaskKind
+from remask.tasks.kinds import StoredTask, kinds_for
+from remask.tasks.records import Record
+from remask.tasks.rows import Frame, Rows, frame_for
+from remask.tasks.settings import RowSettings
+from remask.tasks.tables import Cells
+from remask.tokenizer import Tokenizer, load_tokenizer
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Reader:
+    """An opened model, before it is put anywhere to answer."""
+
+    loaded: Loaded
+    tokenizer: Tokenizer
+    stored: StoredTask | None  # None: it was not fine-tuned here
+
+    @cached_property
+    def tasks(self) -> dict[str, StoredTask]:
+        """What each method of answering asks: the task that the model was taught, or what its heads tell."""
+        heads, labels = self.loaded.heads, self.loaded.labels
+        tasks = {kind.method: StoredTask.by_heads(kind, heads, labels) for kind in kinds_for(heads)}
+        if self.stored is not None:
+            tasks[self.stored.kind.method] = self.stored
+        return tasks
+
+    @property
+    def task(self) -> StoredTask:
+        """The one task of a model that only answers it."""
+        if self.stored is not None:
+            return self.stored
+        if not self.tasks:
+            folder = self.loaded.folder
+            raise DataError(f"{folder}: has no task's head; fine-tune it first (remask finetune --init {folder} …)")
+        return next(iter(self.tasks.values()))
+
+    def frame(self, rows: RowSettings | None = None) -> Frame:
+        """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""
+        settings = self.loaded.settings
+        rows = rows or RowSettings(max_length=settings.max_length)
+        return frame_for(
+            self.tokenizer, rows, model_length=settings.max_length, num_segments=settings.num_segments
+        )
+
+    @property
+    def refuses(self) -> bool:
+        """Whether it may say that a passage has no answer: it learned to, or does not tell what it learned."""
+        return self.stored is None or self.loaded.heads.answerable
+
+    def encode(
+        self, items: Sequence[Any], *, labelled: bool = False, task: StoredTask | None = None,
+        rows: RowSettings | None = None,
+    ) -> Rows:  # fmt: skip
+        """Items -> rows, as in training; `rows` in place of the stored settings."""
+        task = task or self.task
+        rows = rows or task.rows
+        return task.kind.encode(items, task.labels, self.tokenizer, self.frame(rows), rows, labelled=labelled)
+
+    def read(self, outputs: Sequence[Array], rows: Rows, items: Sequence[Any], task: StoredTask | None = None) -> list:
+        """What the network said about rows -> an answer for every item."""
+        task = task or self.task
+        return task.kind.answers(outputs, rows, items, task.labels, refuses=self.refuses)
+
+    # ------------------------------------------------------------------------- rows of a file, any answerer
+
+    def item(self, values: Mapping[str, Any], place: str = "", text: str | None = None, text2: str | None = None) -> Any:
+        """A row's cells as an item of the task."""
+        task = self.task
+        return task.kind.item(Cells(values, place), task.kind.columns(task.table, text, text2), task.table)
+
+    def named(self, answer: Record, item: Any) -> dict[str, Any]:
+        """An answer as the columns of a file."""
+        return self.task.kind.named(answer, item)
+
+    def answers(self, items: Sequence[Any], forward: Forward) -> list[Any]:
+        """An answer for every item, from whatever answers batches."""
+        answers: list[Any] = [None] * len(items)
+        for numbers in self.task.kind.alike(items):
+            some = [items[i] for i in numbers]
+            rows = self.encode(some)
+            outputs = self.outputs(rows, forward)
+            for number, answer in zip(numbers, self.read(outputs, rows, some), strict=True):
+                answers[number] = answer
+        return answers
+
+    def outputs(self, rows: Rows, forward: Forward, check: Check | None = None) -> list[Array]:
+        return forward_outputs(forward, rows, self.tokenizer.pad_id, check=check)
+
+    def score(self, problem: Problem, forward: Forward) -> dict[str, Any]:
+        """Metrics and tables of a labelled file."""
+        rows = self.encode(problem.dev, labelled=True)
+        return self.task.kind.score(self.outputs(rows, forward), rows, problem.dev, self.task.labels)
+
+    def forward_of(self, graph: Callable[[Batch], Mapping[str, Array]]) -> Forward:
+        """An exported graph as an answerer: its named outputs as the kind reads them."""
+
+        def forward(batch: Batch) -> Array:
+            named = graph(batch)
+            if "start_logits" not in named:
+                return named["logits"]
+            columns = [named["start_logits"], named["end_logits"]]
+            if "answerable_logits" in named:
+                columns.append(np.broadcast_to(named["answerable_logits"][:, None], columns[0].shape))
+            return np.stack(columns, axis=-1)
+
+        return forward
+
+
+def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
+    """Open a model to read texts for it. `task`: of a run with several, which one."""
+    loaded = open_model(_of_task(path, task)) if isinstance(path, Path) else path
+    if loaded.tokenizer_folder is None:
+        raise DataError(f"{loaded.folder}: has no tokenizer, so texts cannot be read for it")
+    tokenizer = load_tokenizer(loaded.tokenizer_folder)
+    if tokenizer.vocab_size > loaded.settings.vocab_size:
+        raise DataError(
+            f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
+            f"the model only {loaded.settings.vocab_size:,}: they do not belong together"
+        )
+    return Reader(loaded, tokenizer, StoredTask.read(loaded.folder))
+
+
+def _of_task(path: Path, task: str | None) -> Path:
+    """Where the model is: a run with several tasks has one for each."""
+    if task is None:
+        return path
+    known = sorted(inner.parent.name for inner in (path / "tasks").glob("*/model.json"))
+    if task not in known:
+        has = f"has the tasks {', '.join(known)}" if known else "is no run with several tasks"
+        raise DataError(f"{path}: {has}; --task {task} is none of them")
+    return path / "tasks" / task
+
+
+def kind_of_model(reader: Reader) -> TaskKind | None:
+    """What kind of task a model answers, if any."""
+    if reader.stored is not None:
+        return reader.stored.kind
+    return next((task.kind for task in reader.tasks.values()), None)

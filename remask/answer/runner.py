@@ -1,0 +1,157 @@
+"""Rows -> a network -> what is read of their states, in batches of like length.
+
+In: rows of ids, and for each a `Reading` of its last states; or a `forward` that gives a batch's outputs as numpy. Out:
+one result a row, in the order of the rows; nothing depends on what else is in a batch. Not here: texts, answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remask.model.network import Network
+from remask.precision import autocast
+from remask.schema import Batch
+from remask.tasks.kind import TaskKind
+from remask.tasks.rows import Rows
+
+Array = np.ndarray
+Row = tuple[Array, Array]  # ids, segment ids
+Forward = Callable[[Batch], Array]
+Check = Callable[[], None]  # called after every batch; may raise to end the work
+
+BATCH_TOKENS = 16_384  # padded tokens a forward pass without gradients
+# A batch goes on while its rows are at least this share of its longest one, or while it is smaller than this: attention
+# is computed on padded rows, but a small batch does not fill the machine.
+_LIKE_LENGTH = 0.75
+_SMALL_BATCH = 256
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How states are read, row by row. Readings with equal keys are the same function and may be done at once."""
+
+    key: Hashable
+    read: Callable[[Batch, Tensor], Sequence[Any]]
+    looks_at: Callable[[Batch], Tensor | None] = lambda batch: None  # flat positions; None: all of them
+
+
+class Runner:
+    """A network that answers, where it is and in the number format it has."""
+
+    def __init__(
+        self, network: Network, pad_id: int, *, has_segments: bool, precision: str = "fp32",
+        batch_tokens: int = BATCH_TOKENS,
+    ) -> None:  # fmt: skip
+        self.network, self.pad_id, self.has_segments = network, pad_id, has_segments
+        self.precision, self.batch_tokens = precision, batch_tokens
+        self.device = next(network.parameters()).device
+        self.num_tokens = self.num_padded = self.num_batches = 0  # of all that went through the network
+
+    def products(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside, matrix products are made in the runner's number format."""
+        return autocast(self.precision, self.device.type)
+
+    def batch(self, rows: Sequence[Row]) -> Batch:
+        """Rows as a batch on the network's device."""
+        padded = pad_rows([ids for ids, _ in rows], [s for _, s in rows] if self.has_segments else None, self.pad_id)
+        return padded.map(lambda array: torch.from_numpy(array).to(self.device))
+
+    def outputs(self, rows: Rows, kind: TaskKind, check: Check | None = None) -> list[Array]:
+        """What a task's head says about every row; an output per token is cut to the row's length."""
+        segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
+        reading = self.reading(kind)
+        results = self.run(list(zip(rows.ids, segments, strict=True)), [reading] * len(rows.ids), check)
+        return [results[i] for i in range(len(rows.ids))]
+
+    def reading(self, kind: TaskKind) -> Reading:
+        """The head of a task, read as the kind reads it."""
+
+        def read(batch: Batch, hidden_BSD: Tensor) -> list[Array]:
+            outputs = kind.logits(self.network, hidden_BSD, batch).float().cpu().numpy()
+            return _by_row(outputs, batch.lengths_B.tolist())
+
+        return Reading(("task", kind.name), read, lambda batch: kind.positions(self.network, batch))
+
+    @torch.inference_mode()
+    def run(self, rows: Sequence[Row], readings: Sequence[Reading], check: Check | None = None) -> dict[int, Any]:
+        """What is read of every row, by its number."""
+        results: dict[int, Any] = {}
+        for numbers in alike([len(ids) for ids, _ in rows], self.batch_tokens):
+            batch = self.batch([rows[i] for i in numbers])
+            places_of: dict[Hashable, list[int]] = {}
+            for place, number in enumerate(numbers):
+                places_of.setdefault(readings[number].key, []).append(place)
+            with self.products():
+                wanted_M = readings[numbers[0]].looks_at(batch) if len(places_of) == 1 else None
+                hidden_BSD = self.network.encode(batch, wanted_M=wanted_M)
+                for places in places_of.values():
+                    part, hidden = batch, hidden_BSD
+                    if len(places_of) > 1:
+                        index = torch.tensor(places, device=self.device)
+                        part, hidden = batch.map(lambda x, index=index: x[index]), hidden_BSD[index]
+                    read = readings[numbers[places[0]]].read(part, hidden)
+                    results |= zip((numbers[place] for place in places), read, strict=True)
+            self.num_batches += 1
+            self.num_tokens += batch.num_tokens
+            self.num_padded += batch.input_ids_BS.numel()
+            if check is not None:
+                check()
+        return results
+
+
+def forward_outputs(
+    forward: Forward, rows: Rows, pad_id: int, *, batch_tokens: int = BATCH_TOKENS, check: Check | None = None
+) -> list[Array]:
+    """What `forward` says about every row, for answerers that are no network of ours; batches are numpy."""
+    outputs: list[Array] = [np.empty(0)] * len(rows.ids)
+    for numbers in alike([len(ids) for ids in rows.ids], batch_tokens):
+        segments = None if rows.segments is None else [rows.segments[i] for i in numbers]
+        batch = pad_rows([rows.ids[i] for i in numbers], segments, pad_id)
+        named = _by_row(np.asarray(forward(batch), np.float32), batch.lengths_B.tolist())
+        for number, output in zip(numbers, named, strict=True):
+            outputs[number] = output
+        if check is not None:
+            check()
+    return outputs
+
+
+def _by_row(outputs: Array, lengths: Sequence[int]) -> list[Array]:
+    if outputs.ndim < 3:
+        return list(outputs)
+    return [output[:length] for output, length in zip(outputs, lengths, strict=True)]
+
+
+def alike(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Numbers of rows of like length, longest first, so that too large a batch shows at once."""
+    numbers: list[int] = []
+    size = 0
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if numbers:
+            longest = lengths[numbers[0]]
+            unlike = lengths[i] < _LIKE_LENGTH * longest and size >= _SMALL_BATCH
+            if unlike or (len(numbers) + 1) * longest > batch_tokens:
+                yield numbers
+                numbers, size = [], 0
+        numbers.append(i)
+        size += lengths[i]
+    if numbers:
+        yield numbers
+
+
+def pad_rows(rows: Sequence[Array], segments: Sequence[Array] | None, pad_id: int) -> Batch:
+    """Rows of ids as one batch of numpy arrays."""
+    lengths_B = np.array([len(ids) for ids in rows], np.int64)
+    ids_BS = np.full((len(rows), int(lengths_B.max())), pad_id, np.int64)
+    segments_BS = None if segments is None else np.zeros_like(ids_BS)
+    for number, ids in enumerate(rows):
+        ids_BS[number, : len(ids)] = ids
+        if segments is not None and segments_BS is not None:
+            segments_BS[number, : len(ids)] = segments[number]
+    return Batch(ids_BS, lengths_B, segments_BS)

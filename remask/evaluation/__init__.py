@@ -1,0 +1,1 @@
+"""A model on tasks, files and texts: what `remask evaluate` measures."""

@@ -1,0 +1,65 @@
+"""`remask finetune`'s work: a pretrained model and a labelled file -> a model that answers, with its scores.
+
+In: MODEL, a task and its files. Out: OUT/model (the best seed's best weights), OUT/results.json (every seed, median and
+spread, tables, mistakes), OUT/report.html, OUT/seed-N (log, best weights). What learns is all of the network, its top
+layers, LoRA or the heads. `init_weights: false` trains the same network from scratch. The same call in the same folder
+goes on. Not here: a seed's training (seed), one task (single), several at once (several), values to try (sweep).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from remask.progress import Progress
+from remask.tasks import metrics
+from remask.tune import several, single, sweep
+from remask.tune.seed import Report
+from remask.tune.settings import FinetuneRun
+
+
+def finetune(
+    run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), report: Report | None = None
+) -> dict[str, Any]:
+    """All seeds, then the best one's model and results.json. `report` hears every score of the first seed."""
+    if run.grid.given():
+        return sweep.tune_grid(finetune, run, out, progress=progress, allow_change=allow_change)
+    tune = several.tune_several if run.tasks else single.tune_single
+    return tune(run, out, progress=progress, allow_change=allow_change, report=report)
+
+
+def check(run: FinetuneRun, progress: Progress) -> None:
+    """Everything but training: every mistake in the model and the files shows."""
+    if run.tasks:
+        several.prepare(run, progress)
+    else:
+        single.prepare(run, progress)
+
+
+def render(values: Mapping[str, Any]) -> str:
+    """The result for a person: the table of the best seed, the metrics with their spread, what to know."""
+    lines = []
+    if "grid" in values:
+        lines += [sweep.render(values), ""]
+    if "tasks" in values:
+        return "\n".join([*lines, several.render(values)])
+    best = next(r for r in values["runs"] if r["seed"] == values["seeds"]["best"])
+    count = values["seeds"]["count"]
+    origin = f"{f'median of {count} seeds' if count > 1 else 'one seed'}; * chooses between models"
+    return "\n".join([*lines, *score_lines(values, best, origin), f"model: {values['model']}"])
+
+
+def score_lines(values: Mapping[str, Any], tables: Mapping[str, Any], origin: str) -> list[str]:
+    """A model's tables and metrics. `origin`: where the numbers come from."""
+    lines = []
+    for table in ("table", "tags"):  # of tags: by type of entity, then by tag of word
+        lines += [metrics.render(tables[table]), ""] if table in tables else []
+    for name, spread in values["spread"].items():
+        mark = "*" if name == values["metric"] else " "
+        over = f"  ({spread['low']:.4f} to {spread['high']:.4f})" if len(spread["seeds"]) > 1 else ""
+        lines.append(f"{mark} {name:24} {spread['median']:.4f}{over}")
+    lines.append(f"  {origin}")
+    if "majority_accuracy" in values["data"]:
+        lines.append(f"  always the most frequent class: accuracy {values['data']['majority_accuracy']:.4f}")
+    return [*lines, *(f"  note: {note}" for note in values["notes"])]

@@ -1,0 +1,135 @@
+"""One task for one model: what all seeds share, and what is published of the best."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from remask import artifacts
+from remask.config import dump
+from remask.progress import Progress
+from remask.study.task_report import finetune_report
+from remask.tasks.card import CARD_JSON, task_card
+from remask.tasks.kind import Problem
+from remask.tasks.kinds import TASK_JSON
+from remask.tune.part import (
+    Part,
+    Start,
+    copy_model,
+    fresh_network,
+    let_learn,
+    open_part,
+    open_start,
+    publish_model,
+)
+from remask.tune.seed import Report
+from remask.tune.seeds import Results, run_seeds, seeds_of, start_of, summarise
+from remask.tune.settings import FinetuneRun
+
+if TYPE_CHECKING:
+    from remask.model.network import Network
+    from remask.task_objectives import TaskObjective
+    from remask.tasks.batches import TaskBatches
+
+
+@dataclass(frozen=True)
+class SingleTask:
+    """What all seeds of a single-task run share: the opened model, the task, its rows. A seed.Trainable."""
+
+    run: FinetuneRun
+    start: Start
+    part: Part
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        return {
+            "run": dump(self.run) | {"seeds": None, "seed": None},
+            "init": self.start.fingerprint,
+            "data": self.part.fingerprint,
+            "tokenizer": self.start.tokenizer.fingerprint,
+        }
+
+    @property
+    def problem(self) -> Problem:
+        return self.part.problem
+
+    @property
+    def width(self) -> int:
+        return self.start.loaded.settings.hidden_size
+
+    def build(self, seed: int) -> Network:
+        network = fresh_network(self.run, self.start, self.part, seed)
+        let_learn(self.run, network.encoder, [self.part], seed)
+        return network
+
+    def batches(self, seed: int, rank: int, world_size: int) -> TaskBatches:
+        from remask.tasks.batches import TaskBatches
+
+        rows, pad_id = self.part.train_rows, self.start.tokenizer.pad_id
+        return TaskBatches(rows, pad_id, self.run.batch, seed=seed, rank=rank, world_size=world_size)
+
+    def objective(self, seed: int, network: Network) -> TaskObjective:
+        return self.part.objective(seed, network, self.run.loss)
+
+    def carried(self, network: Network) -> dict[str, bytes | Path]:
+        from remask.model.store import model_files
+
+        lora = self.run.lora if self.run.learn == "lora" else None
+        labels = self.problem.labels or None
+        files = {f"tokenizer/{name}": data for name, data in self.start.tokenizer.files().items()}
+        own = {**files, TASK_JSON: self.part.stored.to_json()}
+        return model_files(network.settings, network.head_settings, None, labels, lora) | own
+
+    def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
+        return self.part.score(network, check)
+
+    def keep(self, folder: Path, network: Network) -> None:
+        publish_model(folder, network, self.run, self.start, self.part)
+
+    def words(self, result: Mapping[str, Any]) -> str:
+        return f"{self.problem.metric} {result['score']:.4f}"
+
+    # ----------------------------------------------------------------------------------------------- results
+
+    def summary(self, results: Results) -> dict[str, Any]:
+        values = summarise(self.part, results)
+        score = values["metrics"][values["metric"]]
+        return {**values, "score": score, "seeds": seeds_of(results), **start_of(self.run, results)}
+
+    def publish(self, out: Path, values: dict[str, Any]) -> dict[str, Any]:
+        """The best seed's model with its card, the ensemble's score and the report."""
+        values = {**values, **self._ensemble(out, values["seeds"]["seeds"])}
+        card = json.dumps(task_card(values, dump(self.run)), indent=1, ensure_ascii=False).encode()
+        copy_model(out / f"seed-{values['seeds']['best']}" / "best", out / "model", {CARD_JSON: card})
+        artifacts.write_bytes(out / "report.html", finetune_report(values, str(out)).encode())
+        return {**values, "model": str(out / "model")}
+
+    def _ensemble(self, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
+        """What the models of all seeds say together about the dev file."""
+        if len(seeds) < 2:
+            return {}
+        from remask.answer.model import Model
+        from remask.answer.reader import open_reader
+
+        part, kind = self.part, self.problem.kind
+        outputs = [Model(open_reader(out / f"seed-{s}" / "best")).outputs(part.dev_rows) for s in seeds]
+        together = kind.mean_outputs(outputs, part.dev_rows)
+        score = kind.score(together, part.dev_rows, self.problem.dev, self.problem.labels)
+        return {"ensemble": {"models": len(seeds), "metrics": score["metrics"]}}
+
+
+def prepare(run: FinetuneRun, progress: Progress) -> SingleTask:
+    """Open the model, read and encode the task; every mistake in the files shows here."""
+    start = open_start(run)
+    return SingleTask(run, start, open_part(run, run, start, progress))
+
+
+def tune_single(
+    run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), report: Report | None = None
+) -> dict[str, Any]:
+    """All seeds of one task."""
+    task = prepare(run, progress)
+    return run_seeds(task, out, task.summary, task.publish, progress, allow_change, report)
