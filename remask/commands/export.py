@@ -99,7 +99,7 @@ def main(run: ExportRun, out: Path) -> dict[str, Any]:
 
     measure, name = None, ""
     if run.eval_file is not None:
-        from remask.commands.export_scores import scorer
+        from remask.evaluation.export_scores import scorer
 
         columns = {key: value for key in ("text", "text2", "label") if (value := getattr(run, key)) is not None}
         measure, name = scorer(run.model, run.eval_file, columns), run.eval_file.name

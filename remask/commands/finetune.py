@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,11 @@ def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def with_recipe(common: Common, file: Path | None, task: str | None) -> Common:
+def with_recipe(common: Common, file: Path | None, task: str | None, without: Sequence[str] = ()) -> Common:
     """A named task without a run file comes with its recipe, below what the user says."""
     recipe = TASKS.get(task, {}).get("recipe", {}) if file is None and task else {}
-    return Common(
-        (*(f"{key}={value}" for key, value in recipe.items()), *common.assignments),
-        common.seed, common.dry_run, common.print_config, common.allow_change, common.json, common.progress,
-    )  # fmt: skip
+    words = [f"{key}={value}" for key, value in recipe.items() if key not in without]
+    return replace(common, assignments=(*words, *common.assignments))
 
 
 @click.command()

@@ -271,9 +271,9 @@ def _preflight(
     progress: Progress,
 ) -> dict[str, Any]:
     from remask.model import cost
+    from remask.precision import choose_device, choose_precision, products_per_second
     from remask.train import preflight
     from remask.train.narrow import masters
-    from remask.precision import choose_device, choose_precision, products_per_second
 
     if run.train.trainable_top_layers is not None:
         network.train_top_layers(run.train.trainable_top_layers)

@@ -7,7 +7,6 @@ training.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import artifacts
-from remask.config import dump, fingerprint
+from remask.config import fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
 from remask.tasks.kind import Problem, TaskSource
@@ -25,10 +24,10 @@ from remask.tune.settings import FinetuneRun, TaskFiles
 from remask.tune.units import Units
 
 if TYPE_CHECKING:
+    from remask.answer.reader import Reader
     from remask.model.network import Network
     from remask.model.settings import HeadSettings, ModelSettings
     from remask.model.store import Loaded
-    from remask.answer.reader import Reader
     from remask.task_objectives import TaskObjective
     from remask.tasks.rows import Rows
     from remask.tasks.settings import LossSettings
@@ -96,9 +95,7 @@ class Part:
     def stored(self) -> StoredTask:
         """What whoever asks the model must know of the task."""
         problem = self.problem
-        return StoredTask(
-            problem.task, problem.kind, problem.labels, problem.metric, self.files.table, self.files.rows
-        )
+        return StoredTask(problem.task, problem.kind, problem.labels, problem.metric, self.files.table, self.files.rows)
 
 
 def open_start(run: FinetuneRun) -> Start:
