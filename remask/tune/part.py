@@ -144,7 +144,10 @@ def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progre
 def head_settings(run: FinetuneRun, start: Start, problem: Problem) -> HeadSettings:
     from remask.model.settings import HeadSettings
 
-    pooling = start.loaded.heads.pooling if run.pooling == "model" else run.pooling
+    had = start.loaded.heads
+    pooling = had.pooling if run.pooling == "model" else run.pooling
+    if run.pooling == "model" and had.masked_lm and not (had.sentence or had.num_classes or had.choice):
+        pooling = "first"  # the mean of a masked LM is for embeddings; a head is put where the papers put it
     return HeadSettings.model_validate({**problem.kind.head(problem), "pooling": pooling})
 
 

@@ -115,7 +115,7 @@ class FinetuneRun(TaskFiles):
     seeds: int = setting(1, "runs, with seeds seed, seed + 1, …; the result is their median and spread", ge=1)
     init: str = setting("", "the model to start from: a run, a checkpoint or a Hugging Face folder")
     pooling: Literal["model", "first", "mean"] = switch(
-        "model", "what stands for a text: as the model has it, its first token's state, or the mean", effect="math"
+        "model", "what stands for a text: as the model was taught (a masked LM: the first token), first, or mean", effect="math"
     )
     dropout: float | None = switch(
         None, "chance to drop a value, in states, attention and heads, while this learns; null: as the model has it",

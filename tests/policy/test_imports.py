@@ -14,6 +14,7 @@ PACKAGE = ROOT / "remask"
 
 BASE = {"errors", "config", "schema"}
 GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator"}
+ANSWERING = {"tokenizer", "data", "tasks", "model", "precision", "answer"}
 # package -> what it may import of remask, besides itself
 MAY_IMPORT = {
     "errors": set(),
@@ -25,17 +26,21 @@ MAY_IMPORT = {
     "documents": BASE | {"artifacts"},
     "workers": {"errors", "signals"},
     "allocator": set(),
+    "precision": {"errors"},
     "text": GROUND,
     "tokenizer": GROUND,
     "data": GROUND | {"tokenizer"},
     "model": BASE | {"artifacts"},
     "objectives": BASE | {"model"},
-    "task_objectives": BASE | {"model"},
-    "train": GROUND,
+    "train": GROUND | {"precision"},
     "tasks": GROUND | {"tokenizer", "data"},
+    "task_objectives": BASE | {"model", "tasks"},
+    "study": GROUND | {"tasks"},
     "export": GROUND | {"tokenizer", "model"},
-    "serve": GROUND | {"tokenizer", "data", "tasks", "model", "export"},
-    "study": GROUND,
+    "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
+    "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
+    "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "export", "tune"},
+    "serve": GROUND | ANSWERING | {"export"},
 }
 
 
