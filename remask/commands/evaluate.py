@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from remask import api
 from remask.commands import Common, common_options, is_first_rank, run_file
 from remask.errors import UsageError
 from remask.evaluation.settings import GROUPS, ZERO_SHOT, EvaluateRun
@@ -69,12 +70,12 @@ def command(
                 f"{name} is needed: remask evaluate MODEL --tasks {','.join((*GROUPS, *ZERO_SHOT))} --data DIR, "
                 "or remask evaluate MODEL --test FILE"
             )
-    from remask.evaluation.evaluate import check, evaluate
+    from remask.evaluation.evaluate import check
     from remask.evaluation.table import render
 
     if common.dry_run:
         check(built.run, out, common.progress)
         return
-    values = evaluate(built.run, out, progress=common.progress)
+    values = api.evaluate(built.run, out=out, progress=common.progress)
     if is_first_rank():
         common.result(values, render(values))

@@ -241,7 +241,7 @@ def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
 
 
 def _export(out: Path, corpus: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
-    from remask.export.hf import export_hf
+    from remask.exports.hf import export_hf
 
     card = {
         "title": "An encoder made with remask quickstart",

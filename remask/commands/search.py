@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from remask import api
 from remask.commands import Common, common_options
 from remask.commands.finetune import task_options, with_recipe
 from remask.errors import UsageError
@@ -33,10 +34,10 @@ def command(common: Common, file: Path | None, out: Path, **options: Any) -> Non
     if not built.run.init:
         raise UsageError("--init MODEL is needed")
     from remask.tune.finetune import check
-    from remask.tune.search import render, search
+    from remask.tune.search import render
 
     if common.dry_run:
         check(built.run, common.progress)
         return
-    values = search(built.run, out, progress=common.progress, allow_change=common.allow_change)
+    values = api.search(built.run, out=out, progress=common.progress, allow_change=common.allow_change)
     common.result({**values, "seconds": round(time.monotonic() - started, 1)}, render(values))

@@ -14,8 +14,8 @@ import numpy as np
 from remask.answer.reader import Reader, open_reader
 from remask.answer.runner import forward_outputs
 from remask.errors import DataError
-from remask.export.onnx import Scores
-from remask.export.verify import MASK_EVERY, Answerer
+from remask.exports.onnx import Scores
+from remask.exports.verify import MASK_EVERY, Answerer
 from remask.schema import Batch
 from remask.tasks.rows import Rows, encode_rows
 from remask.tasks.settings import RowSettings, TableSettings

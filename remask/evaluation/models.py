@@ -45,9 +45,9 @@ def file_hash(path: Path) -> str:
 
 @functools.cache
 def model_hash(folder: Path) -> str:
-    """Of a model's weights, settings and vocabulary."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != artifacts.MANIFEST)
-    return fingerprint([[str(path.relative_to(folder)), file_hash(path)] for path in files])
+    from remask.model.store import model_fingerprint
+
+    return model_fingerprint(folder)
 
 
 # ------------------------------------------------------------------------------------------------- fine-tuning

@@ -100,16 +100,12 @@ class Part:
 
 def open_start(run: FinetuneRun) -> Start:
     from remask.answer.reader import open_reader
+    from remask.model.store import model_fingerprint
 
     if not run.init:
         raise ConfigError("init is needed: the model to start from (--init MODEL)")
     reader = open_reader(Path(run.init))
-    return Start(reader, _model_fingerprint(reader.loaded.folder))
-
-
-def _model_fingerprint(folder: Path) -> str:
-    weights = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
-    return fingerprint([[path.name, artifacts.sha256_of(path)] for path in weights if path.name != artifacts.MANIFEST])
+    return Start(reader, model_fingerprint(reader.loaded.folder))
 
 
 def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progress, name: str = "") -> Part:

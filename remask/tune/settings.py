@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -20,6 +20,7 @@ from remask.config import Config, dump, setting, switch
 from remask.model.settings import LoraSettings
 from remask.tasks.kinds import kind_of
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings, TaskBatchSettings
+from remask.tasks.specs import TASKS
 from remask.train.settings import TrainSettings
 
 Learn = Literal["all", "heads", "lora"]
@@ -108,6 +109,12 @@ TUNED = {
 }
 
 
+def recipe_of(task: str | None, without: Sequence[str] = ()) -> list[str]:
+    """A named task's recipe as assignments, below what the user says."""
+    recipe = TASKS.get(task or "", {}).get("recipe", {})
+    return [f"{key}={value}" for key, value in recipe.items() if key not in without]
+
+
 class FinetuneRun(TaskFiles):
     """One fine-tuning: a task (or several), a model, some seeds."""
 
@@ -115,7 +122,9 @@ class FinetuneRun(TaskFiles):
     seeds: int = setting(1, "runs, with seeds seed, seed + 1, …; the result is their median and spread", ge=1)
     init: str = setting("", "the model to start from: a run, a checkpoint or a Hugging Face folder")
     pooling: Literal["model", "first", "mean"] = switch(
-        "model", "what stands for a text: as the model was taught (a masked LM: the first token), first, or mean", effect="math"
+        "model",
+        "what stands for a text: as the model was taught (a masked LM: the first token), first, or mean",
+        effect="math",
     )
     dropout: float | None = switch(
         None, "chance to drop a value, in states, attention and heads, while this learns; null: as the model has it",

@@ -284,8 +284,8 @@ def test_the_onnx_graph_gives_the_same_answer(task: str, models: dict[str, Path]
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     from remask.answer import open_reader
-    from remask.export.graph import Graph
-    from remask.export.onnx import export_onnx
+    from remask.exports.graph import Graph
+    from remask.exports.onnx import export_onnx
 
     if "wordpiece" not in models[task].parts[-4]:
         pytest.skip("one frame is enough for the graph")

@@ -36,11 +36,12 @@ MAY_IMPORT = {
     "tasks": GROUND | {"tokenizer", "data"},
     "task_objectives": BASE | {"model", "tasks"},
     "study": GROUND | {"tasks"},
-    "export": GROUND | {"tokenizer", "model"},
+    "exports": GROUND | {"tokenizer", "model", "tasks"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
     "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
-    "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "export", "tune"},
-    "serve": GROUND | ANSWERING | {"export"},
+    "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune"},
+    "serve": GROUND | ANSWERING,
+    "api": GROUND | ANSWERING | {"tune", "evaluation", "exports"},
 }
 
 

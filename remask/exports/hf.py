@@ -21,7 +21,7 @@ from torch import Tensor
 from remask.artifacts import Artifact, publish
 from remask.config import dump
 from remask.errors import DataError
-from remask.export.card import model_card
+from remask.exports.card import model_card
 from remask.model.adapters import ADAPTER, ADAPTER_FILES
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
 from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, TASK_JSON, pooling_read_as, read_hf_folder
