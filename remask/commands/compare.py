@@ -11,8 +11,8 @@ from remask.artifacts import write_bytes
 from remask.commands import Common, common_options
 from remask.config import differences
 from remask.errors import UsageError
-from remask.study.report import LAST_VALUES, comparison_report, short_names
-from remask.study.runs import read_run
+from remask.reports.report import LAST_VALUES, comparison_report, short_names
+from remask.reports.runs import read_run
 
 
 @click.command()

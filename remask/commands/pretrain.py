@@ -108,8 +108,8 @@ def _run(
     from remask.data.batches import evaluation_batches, open_batches
     from remask.model.store import model_files
     from remask.objectives import Pretraining
-    from remask.study.report import training_report
-    from remask.study.runs import read_run
+    from remask.reports.report import training_report
+    from remask.reports.runs import read_run
     from remask.tokenizer import load_tokenizer
     from remask.train.budget import planned_steps
     from remask.train.distributed import joined

@@ -272,8 +272,8 @@ def _fill_masks(run: QuickstartRun, out: Path, progress: Progress) -> list[dict[
 
 
 def _report(out: Path, facts: Mapping[str, Any]) -> None:
-    from remask.study.report import quickstart_report
-    from remask.study.runs import read_run
+    from remask.reports.report import quickstart_report
+    from remask.reports.runs import read_run
 
     write_bytes(out / "report.html", quickstart_report(facts, read_run(out / "pretrain")).encode())
 

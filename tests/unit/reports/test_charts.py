@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.study.charts import HEIGHT, WIDTH, Bar, Rule, Series, bar_chart, line_chart, thin, ticks
+from remask.reports.charts import HEIGHT, WIDTH, Bar, Rule, Series, bar_chart, line_chart, thin, ticks
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
