@@ -29,7 +29,7 @@ from remask.data.tokens import SPLITS, STAGE, Shard, SourceTokens, Tokens
 from remask.errors import UsageError
 from remask.progress import Progress
 from remask.schema import IGNORE, Batch
-from remask.text.build import DROPS
+from remask.text.counts import DROPS
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -210,6 +210,8 @@ def show(result: Mapping[str, Any]) -> str:
         lines.append(f"unigram        {result['unigram_nats']:>14.4f}   nats a held-out token: a model must do better")
     dropped = ", ".join(f"{reason} {count:,}" for reason, count in sorted(result["dropped"].items())) or "none"
     lines.append(f"dropped        {sum(result['dropped'].values()):>14,}   {dropped}")
+    if result.get("unread"):
+        lines.append(f"not read       {result['unread']:>14,}   rows of files without the columns asked for")
     for drop in result["drops"]:
         lines.append(f"  {' · '.join(str(value)[:70] for value in drop.values())}")
     for name, title in (("document_tokens", "tokens in a document"), ("sentence_tokens", "tokens in a sentence")):

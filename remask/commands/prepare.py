@@ -29,7 +29,8 @@ from remask.data.tokens import SPLITS, STAGE
 from remask.documents import Documents, read_documents
 from remask.errors import ConfigError, DataError, OutputError, RemaskError, UsageError
 from remask.progress import Progress
-from remask.text.build import DROPS, build_documents, changed_sources
+from remask.text.build import build_documents, changed_sources
+from remask.text.counts import DROPS
 from remask.text.settings import TextSettings
 from remask.tokenizer import Tokenizer, load_tokenizer
 from remask.tokenizer.bulk import Blocks, Newlines, agrees, plan_blocks
@@ -448,6 +449,7 @@ def _counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTas
     return {
         **totals,
         "read": source["read"],
+        "unread": source["unread"],
         "dropped": source["dropped"],
         "sources": source["sources"],
         "vocab_size": tokenizer.vocab_size,
