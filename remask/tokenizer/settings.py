@@ -18,8 +18,8 @@ class TokenizerSettings(Config):
 
     path: Path | None = setting(
         None,
-        "an existing vocabulary instead of training one: a folder, a tokenizer.json, or a folder with GPT-2's "
-        "encoder.json and vocab.bpe, with RoBERTa's dict.txt or without",
+        "an existing vocabulary instead of training one: a folder, a tokenizer.json, BERT's vocab.txt, or a "
+        "folder with GPT-2's encoder.json and vocab.bpe, with RoBERTa's dict.txt or without",
     )
     kind: Literal["byte-bpe", "wordpiece"] = switch(
         "byte-bpe", "RoBERTa's byte-level BPE (section 4.4), or BERT's WordPiece on normalised text", effect="data"
