@@ -1,4 +1,4 @@
-"""`remask compare` on real runs whose vocabularies differ."""
+"""`remask compare` on real runs whose vocabularies differ; runs of one table that must be comparable."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from click.testing import CliRunner
 
 from remask.__main__ import cli
-from remask.config import runs_folder
+from remask.commands.pretrain import PretrainRun
+from remask.config import build_run, runs_folder
+from remask.data.batches import open_batches
+from remask.tokenizer import load_tokenizer
 
-WORDS = "the quick brown fox jumps over a lazy dog while seven grey wolves run along the cold river at night".split()
+LINE = "the quick brown fox jumps over a lazy dog while seven grey wolves run along the cold river at night"
+WORDS = LINE.split()
 
 
 def remask(*words: Any) -> Any:
@@ -40,3 +45,20 @@ def test_runs_with_other_vocabularies_are_compared_by_whole_words(tmp_path: Path
     assert bits[0] != bits[1]
     same = remask("compare", tmp_path / "run280", tmp_path / "run280", "--json")
     assert json.loads(same.stdout)["notes"] == []
+
+
+TABLE_2 = ("full_sentences", "doc_sentences", "segment_pair_nsp", "segment_pair_sop", "sentence_pair_nsp")
+
+
+def test_the_input_formats_of_table_2_see_as_many_tokens_a_step(tiny_prepared: Path) -> None:
+    tokenizer = load_tokenizer(tiny_prepared / "tokenizer")
+    means = []
+    for name in TABLE_2:
+        run = build_run(PretrainRun, runs_folder() / "ablations" / f"{name}.yaml").run
+        batches = open_batches(tiny_prepared, run.data, tokenizer, seed=0, total_steps=4)
+        cursor, tokens = batches.first_cursor(), 0
+        for _ in range(4):
+            micro_batches, cursor = batches.take(cursor)
+            tokens += sum(int(np.sum(batch.lengths_B)) for batch in micro_batches)
+        means.append(tokens / 4)
+    assert max(means) / min(means) < 1.03, means
