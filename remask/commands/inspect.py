@@ -297,7 +297,8 @@ def _examples(
     for row in rows:
         row["tokens"] = [_token_text(tokenizer, token) for token in row["input_ids"]]
         row["targets"] = [None if label == IGNORE else _token_text(tokenizer, label) for label in row["labels"]]
-    data = {**batches.describe(), "format": training.data.format}
+    in_part = sum(phase.masker.num_words_in_part for phase in batches.phases)
+    data = {**batches.describe(), "format": training.data.format, "words_masked_in_part": in_part}
     return {"batch": run.batch, "epoch": run.epoch, "data": data, "examples": rows}
 
 
@@ -338,6 +339,8 @@ def show_cuts(data: Mapping[str, Any]) -> str:
             part = "halves of rows" if data.get("format") in PAIRS else "rows"
             verb = "sentence is" if count == 1 else "sentences are"
             lines += f"{count:,} {verb} longer than {part} of {facts['length']} tokens allow and cut ({listed})\n"
+    if in_part := data.get("words_masked_in_part"):
+        lines += f"{in_part:,} masked words here are longer than their row's share of masks: masked in part only\n"
     return f"{lines}\n" if lines else ""
 
 

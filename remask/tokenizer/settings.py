@@ -36,6 +36,10 @@ class TokenizerSettings(Config):
         "did), is encoded like any other character, or reads as a space",
         effect="data",
     )
+    chinese_words: Literal["characters", "jieba"] = setting(
+        "characters",
+        "what whole-word masking takes for a word of Chinese: every character, or the words of jieba (extra `zh`)",
+    )
     accelerator: Literal["auto", "none"] = switch(
         "auto",
         "auto: train and encode with gigatoken (extra `fast`) where it is installed and agrees on your own text",
