@@ -1,11 +1,13 @@
 """One self-contained HTML page: headings, text, tables, figures; opens offline, light and dark, on a phone.
 
-Everything that comes from outside goes through `escape`; the page carries no script and a strict
-Content-Security-Policy. Not here: what a report says.
+Everything that comes from outside goes through `escape`, under a strict Content-Security-Policy. A page has no script,
+but for one with a sortable table: a few lines of our own, allowed by their hash. Not here: what a report says.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,7 +45,33 @@ pre{background:var(--card);border:1px solid var(--line);border-radius:10px;paddi
 details{margin:10px 0}summary{cursor:pointer;color:var(--accent)}
 a{color:var(--accent)}p code{overflow-wrap:anywhere}
 mark{background:none;color:var(--accent);font-weight:600}
+.band{opacity:.16;stroke:none}
+.dots{font-size:.88rem}.dot-row{display:grid;grid-template-columns:minmax(110px,24%) 1fr minmax(92px,16%);gap:12px;
+align-items:center;padding:3px 0}.dot-value{text-align:right;font-variant-numeric:tabular-nums}
+.dot-track,.dot-axis{position:relative;height:24px}.dot-track{background:var(--paper);border-radius:6px}
+.dot-track i{position:absolute;display:block}.dot-line{top:11px;height:2px;background:var(--soft)}
+.dot{width:9px;height:9px;margin-left:-4.5px;top:7.5px;border-radius:50%;background:var(--series-0);opacity:.75}
+.dot-middle{width:3px;height:18px;top:3px;margin-left:-1.5px;background:var(--ink);border-radius:2px}
+.dot-rule{top:0;bottom:0;width:0;border-left:1.5px dashed var(--soft)}.quiet .dot{background:var(--soft)}
+.dot-axis span{position:absolute;transform:translateX(-50%);color:var(--soft);font-size:.78rem}
+.badge{display:inline-block;border:1px solid var(--line);border-radius:9px;padding:0 7px;color:var(--soft);
+font-size:.76rem;white-space:nowrap}th button{all:unset;cursor:pointer;color:var(--soft);font-weight:600}
+th button:focus-visible{outline:2px solid var(--accent)}th[aria-sort] button{color:var(--accent)}
+ul.lines{padding-left:20px;margin:8px 0}ul.lines li{margin:5px 0}
+@media(max-width:640px){.chart text{font-size:20px}.chart .axis.y{display:none}
+main{padding:20px 14px 48px}.dot-row{grid-template-columns:1fr auto;gap:2px 10px}.dot-track,.dot-axis{grid-column:1/3;
+grid-row:2}.tick.x:nth-of-type(even){display:none}}
+@media print{:root{--ink:#000;--soft:#444;--paper:#fff;--card:#fff;--line:#bbb}figure,.tile{break-inside:avoid}
+body{font-size:12px}main{max-width:none}}
 """
+
+# Clicking a heading sorts by that column; again: the other way round.
+SORT = """document.querySelectorAll('table.sortable th button').forEach(b=>b.onclick=()=>{
+const h=b.parentElement,t=h.closest('table').tBodies[0],i=h.cellIndex,up=h.getAttribute('aria-sort')!=='ascending';
+h.parentElement.querySelectorAll('th').forEach(o=>o.removeAttribute('aria-sort'));
+h.setAttribute('aria-sort',up?'ascending':'descending');
+const k=r=>{const v=r.cells[i].dataset.key;return v===''||isNaN(v)?v:+v};
+[...t.rows].sort((p,q)=>{const a=k(p),b=k(q),c=(a==='')-(b==='');return c||(a>b?1:a<b?-1:0)*(up?1:-1)}).forEach(r=>t.append(r))})"""
 
 SERVED_AT = "127.0.0.1:8000"  # where `remask serve` answers unless told otherwise
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -62,6 +90,7 @@ class Page:
 
     def __init__(self, title: str, subtitle: str = "") -> None:
         self._title = title
+        self._script = ""
         self._parts = [f"<h1>{escape(title)}</h1>", f"<p class='soft'>{escape(subtitle)}</p>" if subtitle else ""]
 
     def tiles(self, tiles: Sequence[Tile]) -> None:
@@ -79,6 +108,31 @@ class Page:
     def figure(self, svg: str, caption: str) -> None:
         """`svg` comes from charts and is taken as it is."""
         self._parts.append(f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>")
+
+    def lines(self, lines: Sequence[str]) -> None:
+        self._parts.append("<ul class='lines'>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>")
+
+    def sortable(
+        self, headers: Sequence[str], rows: Sequence[Sequence[str]], keys: Sequence[Sequence[float | str]]
+    ) -> None:
+        """A table that a click on a heading sorts, by `keys` (beside each text what it counts as; "": last)."""
+        self._script = SORT
+        head = "".join(
+            f"<th scope='col'{_right(i)}><button type='button'>{escape(name)}</button></th>"
+            for i, name in enumerate(headers)
+        )
+        body = "".join(
+            "<tr>"
+            + "".join(
+                f"<td{_right(i)} data-key='{escape(str(key))}'>{escape(text)}</td>"
+                for i, (text, key) in enumerate(zip(row, row_keys, strict=True))
+            )
+            + "</tr>"
+            for row, row_keys in zip(rows, keys, strict=True)
+        )
+        self._parts.append(
+            f"<div class='wide'><table class='sortable'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+        )
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Numbers are set right; everything else is text."""
@@ -104,13 +158,22 @@ class Page:
         self._parts.append(f"<p>Try it in a browser: <code>{command}</code>, then open {link}.</p>")
 
     def html(self) -> str:
+        policy, script = POLICY, ""
+        if self._script:
+            mark = base64.b64encode(hashlib.sha256(self._script.encode()).digest()).decode()
+            policy, script = f"{POLICY}; script-src 'sha256-{mark}'", f"<script>{self._script}</script>"
         return (
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
-            f"<meta http-equiv='Content-Security-Policy' content=\"{POLICY}\">"
+            f"<meta http-equiv='Content-Security-Policy' content=\"{policy}\">"
             "<meta name='viewport' content='width=device-width,initial-scale=1'>"
             f"<title>{escape(self._title)}</title><style>{STYLE}</style></head>"
-            f"<body><main>{''.join(self._parts)}</main></body></html>\n"
+            f"<body><main>{''.join(self._parts)}</main>{script}</body></html>\n"
         )
+
+
+def _right(column: int) -> str:
+    """All but the first column of a sortable table hold numbers."""
+    return " class='number'" if column else ""
 
 
 def _cell(value: Any) -> str:

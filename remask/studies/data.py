@@ -1,0 +1,126 @@
+"""The prepared text of a study: the text itself, other vocabularies, shares of it; and whether held-out text leaks.
+
+In: --corpus or --data. Out: a prepared folder for every variant that rows need, made by `python -m remask prepare` in
+OUT/data and kept for the next time. A leak is held-out text that stands in the training text, word for word.
+Not here: how text is prepared.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from remask import artifacts
+from remask.config import fingerprint
+from remask.errors import ConfigError, GaveUpError, MissingInputError, Stopped
+from remask.progress import Progress
+from remask.studies.plan import Plan, Variant, data_fingerprint
+
+LEAK_TOKENS = 32  # a run of so many tokens that stands in both is no chance
+MAX_LEAK = 0.02  # of such runs: the same formula, licence or table may stand in many documents
+_PRIME = np.uint64(0x9E3779B97F4A7C15)
+
+
+def open_data(plan: Plan, out: Path, progress: Progress) -> dict[Variant, Path]:
+    """Every variant's folder. What is there is not made again."""
+    study = plan.study
+    if study.prepared is not None and study.corpus:
+        raise ConfigError("corpus and prepared: --corpus is prepared by the study, --data was prepared before: give one")
+    if study.prepared is not None:
+        artifacts.open_artifact(Path(study.prepared), "prepared")
+        others = [variant for variant in plan.variants if variant != Variant()]
+        if others:
+            raise ConfigError(
+                f"{study.name}: has rows with another vocabulary or a share of the text, which must be prepared: give "
+                "--corpus PATH… instead of --data"
+            )
+        return {Variant(): Path(study.prepared).absolute()}
+    if not study.corpus:
+        raise ConfigError("corpus: which text? Give --corpus PATH… or --data PREPARED")
+    folders: dict[Variant, Path] = {}
+    for variant in plan.variants:  # the plain one first: a share takes its vocabulary
+        folders[variant] = _prepared(plan, variant, folders, out, progress)
+    return folders
+
+
+def _prepared(
+    plan: Plan, variant: Variant, folders: Mapping[Variant, Path], out: Path, progress: Progress
+) -> Path:
+    paths = [_absolute(path) for path in plan.study.corpus]
+    tokenizer: dict[str, Any] = {"vocab_size": plan.scale.vocab_size, **json.loads(variant.tokenizer or "{}")}
+    text: dict[str, Any] = {"sources": [{"name": "corpus", "paths": paths}]}
+    if variant.share is not None:
+        whole = folders[Variant()]
+        text["max_bytes"] = int(variant.share * artifacts.open_artifact(whole, "prepared").counts["bytes"])
+        tokenizer = {"path": str(whole / "tokenizer")}
+    settings = {"text": text, "tokenizer": tokenizer}
+    name = "plain" if variant == Variant() else f"share-{variant.share:g}" if variant.share else "vocabulary"
+    folder = (out / "data" / f"{name}-{fingerprint(settings)[:10]}").absolute()
+    if not (folder / artifacts.MANIFEST).is_file():
+        with artifacts.output_errors(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        file = folder.with_name(f"{folder.name}.yaml")
+        artifacts.write_bytes(file, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
+        progress.say(f"preparing {folder.name}")
+        done = subprocess.run([sys.executable, "-m", "remask", "prepare", str(file), "--out", str(folder), "-q"])
+        if done.returncode == Stopped.exit_code:
+            raise Stopped("stopped; run the same command again to go on")
+        if done.returncode != 0:
+            raise GaveUpError(f"{folder}: could not be prepared (exit code {done.returncode}; the reason stands above)")
+    return folder
+
+
+def _absolute(path: str) -> str:
+    if ":" in path:  # hf:NAME, pydocs:
+        return path
+    if not any(sign in path for sign in "*?[") and not Path(path).exists():
+        raise MissingInputError(f"corpus: {path}: no such file or folder")
+    return str(Path(path).absolute())
+
+
+# -------------------------------------------------------------------------------------------------------- leaks
+
+
+def leaked_share(train: Path, heldout: Path, out: Path) -> float:
+    """The share of held-out runs of tokens that also stand in the training text; measured once and kept."""
+    from remask.data.tokens import Tokens
+
+    kept = out / "data" / f"leak-{fingerprint([data_fingerprint(train), data_fingerprint(heldout)])[:10]}.json"
+    if kept.is_file():
+        return float(json.loads(kept.read_bytes())["share"])
+    asked = np.unique(np.concatenate([_hashes(ids)[::LEAK_TOKENS] for ids in _sequences(Tokens.open(heldout, "heldout"))]))
+    hit = np.zeros(len(asked), bool)
+    for ids in _sequences(Tokens.open(train, "train")):
+        present = _hashes(ids)
+        place = np.searchsorted(asked, present).clip(max=max(0, len(asked) - 1))
+        hit[place[asked[place] == present]] = True
+    share = float(hit.mean()) if len(asked) else 0.0
+    with artifacts.output_errors(kept):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    artifacts.write_json(kept, {"share": share, "runs": len(asked), "tokens_a_run": LEAK_TOKENS})
+    return share
+
+
+def _sequences(tokens: Any, chunk: int = 4_000_000) -> Iterable[np.ndarray]:
+    """A source's ids in overlapping pieces, so that no run of tokens is missed at a seam."""
+    for source in tokens.sources.values():
+        for begin in range(0, max(1, len(source)), chunk):
+            yield np.asarray(source.ids[begin : min(len(source), begin + chunk + LEAK_TOKENS - 1)], np.uint64)
+
+
+def _hashes(ids: np.ndarray) -> np.ndarray:
+    """A polynomial hash of every run of LEAK_TOKENS ids."""
+    count = len(ids) - LEAK_TOKENS + 1
+    if count <= 0:
+        return np.zeros(0, np.uint64)
+    hashes = np.zeros(count, np.uint64)
+    for offset in range(LEAK_TOKENS):
+        hashes = hashes * _PRIME + ids[offset : offset + count] + np.uint64(1)
+    return hashes
