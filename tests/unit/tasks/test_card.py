@@ -12,7 +12,8 @@ RUN: dict[str, Any] = {
     "rows": {"max_length": 128, "long_texts": "cut"},
 }  # fmt: skip
 VALUES: dict[str, Any] = {
-    "task": "classify", "metric": "accuracy", "init": "/models/small", "init_weights": True, "notes": ["no dev file"], "texts_cut": 7,
+    "task": "classify", "metric": "accuracy", "init": "/models/small", "init_weights": True, "notes": ["no dev file"],
+    "texts_cut": 7,
     "data": {
         "train": 80, "dev": 20, "dropped": {"empty text": 2}, "classes": {"a": 60, "b": 20},
         "baseline": {"accuracy": 0.75, "macro_f1": 0.4},
