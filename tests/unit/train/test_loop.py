@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from remask import signals
+from remask import precision, signals
 from remask.errors import ConfigError, Stopped
 from remask.progress import Progress
-from remask.train import budget, precision
+from remask.train import budget
 from remask.train.loop import TrainResult, train
 from remask.train.settings import TrainSettings
 
