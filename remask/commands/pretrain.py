@@ -25,7 +25,7 @@ from remask import signals
 from remask.artifacts import lock, open_artifact, write_bytes, write_json
 from remask.commands import Common, common_options, is_first_rank
 from remask.config import Built, Config, dump, setting, switch, to_yaml
-from remask.data.settings import DataSettings
+from remask.data.settings import PAIRS, DataSettings
 from remask.errors import ConfigError, MissingInputError, OutputError, Stopped
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.objectives import ObjectiveSettings
@@ -318,8 +318,15 @@ def _preflight(
         for line in preflight.lines(facts, run.train):
             progress.say(f"  {line}")
         if data["cut_sentences"]:
-            progress.say(f"  {data['cut_sentences']:,} sentences are longer than a row of {data['length']} and cut")
-        for line in preflight.warnings(facts, run.train):
+            row = "half a row" if run.data.format in PAIRS else "a row"  # each part of a pair has half of it
+            progress.say(f"  {data['cut_sentences']:,} sentences are longer than {row} of {data['length']} and cut")
+        rows = preflight.data_warnings(
+            data,
+            sentence_loss=run.data.sentence_loss,
+            causal_share=run.objective.causal_share,
+            repeat=run.data.masking.repeat,
+        )
+        for line in [*preflight.warnings(facts, run.train), *rows]:
             progress.warn(line)
     return {**dataclasses.asdict(facts), "data": data}
 
