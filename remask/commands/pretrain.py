@@ -113,7 +113,9 @@ def _run(
     from remask.tokenizer import load_tokenizer
     from remask.train.budget import planned_steps
     from remask.train.distributed import joined
+    from remask.train.job import Job
     from remask.train.loop import train
+    from remask.train.training import Training
 
     started = time.monotonic()
     artifact = open_artifact(prepared, "prepared")
@@ -143,29 +145,25 @@ def _run(
         unigram_nats: float | None = artifact.counts.get("unigram_nats")
         write_facts = {**facts, "machine": _machine(), "unigram_nats": unigram_nats}
 
-        def record() -> None:
-            if world.is_first:
-                write_bytes(out / "run.yaml", to_yaml(run).encode())
-                write_json(out / "run.json", write_facts)
-
-        result = train(
+        job = Job(
             model=network,
             batches=batches,
             objective=Pretraining(run.objective, seed=run.seed, sentence=has_pairs),
             settings=run.train,
             folder=out,
+            seed=run.seed,
             identity=_identity(run, artifact.fingerprint, tokenizer),
             carried=model_files(network.settings, network.head_settings, prepared / "tokenizer"),
             evaluate=evaluate,
-            progress=progress,
-            seed=run.seed,
             allow_change=allow_change,
-            world=world,
             name="pretrain",
-            locked=True,
             flops_per_token=facts["flops_per_token"],
-            started=record,
         )
+        with Training(job, progress, world) as training:
+            if world.is_first and not training.is_over:
+                write_bytes(out / "run.yaml", to_yaml(run).encode())
+                write_json(out / "run.json", write_facts)
+            result = train(training)
         found = {
             "step": result.step,
             "tokens": int(result.metrics.get("train/tokens", 0)),
@@ -181,15 +179,16 @@ def _run(
 
 
 def _evaluate(
-    model: Any, *, held: Sequence[Batch], held_pairs: Sequence[Batch], tokenizer: Tokenizer, world: World
-) -> dict[str, Any]:
+    model: Any, step: int | None, *, held: Sequence[Batch], held_pairs: Sequence[Batch], tokenizer: Tokenizer, world: World
+) -> Evaluation:
     """Masked LM on the held-out rows, the sentence objective where there is one, and a few answers to look at."""
     from remask.objectives import held_out, sentence_accuracy
+    from remask.train.job import Evaluation
 
     found = held_out(model, _until_stopped(held, world), tokenizer.token_lengths)
     if held_pairs:
         found["sentence_accuracy"] = sentence_accuracy(model, _until_stopped(held_pairs, world))
-    return {**found, "samples": _samples(model, held[0], tokenizer)}
+    return Evaluation(found, _samples(model, held[0], tokenizer))
 
 
 def _until_stopped(batches: Iterable[Batch], world: World) -> Iterator[Batch]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from remask.progress import duration
-from remask.train.schedule import warmup_steps
+from remask.train.optim import warmup_steps
 from remask.train.settings import TrainSettings
 
 PAPER_RATES = ((131_072, 1e-4), (1_048_576, 7e-4), (4_194_304, 1e-3))  # tokens a step, peak learning rate
