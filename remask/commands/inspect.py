@@ -242,7 +242,7 @@ def _picture(bars: Sequence[Mapping[str, int]], width: int = 40) -> list[str]:
 
 
 def _examples(run: InspectRun, prepared: Path, seed: int | None, max_rows: int | None) -> dict[str, Any]:
-    from remask.commands.pretrain import PretrainRun
+    from remask.pretraining.settings import PretrainRun
     from remask.data.batches import open_batches
 
     base = None if run.run else "roberta_base"

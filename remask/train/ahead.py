@@ -56,6 +56,7 @@ class Ahead:
         work = (self._source, cursor, self._coming)
         self._thread = threading.Thread(target=_make, args=work, name="batches", daemon=True)
         self._thread.start()
+
     def _arrived(self) -> Taken:
         assert self._coming is not None
         wait([self._coming], timeout=self._timeout_seconds)

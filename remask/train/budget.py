@@ -1,9 +1,9 @@
 """How many steps a run has: by steps, tokens, passes over the data, or minutes.
 
-In: TrainSettings and a batch source. Out: a `Plan` that is stored with the run, so that it resumes exactly even where it
-came from the clock. Of several budgets the smallest counts. Minutes are turned into steps by a probe: some real steps
-with a learning rate of zero, which leave the weights as they were. Twenty times in such a run `follow` compares the
-clock with the plan, and a machine that became busier or idler gets fewer or more steps. Not here: when that is (loop).
+In: TrainSettings and a batch source. Out: a `Plan` that is stored with the run, so that it resumes exactly even where
+it came from the clock. Of several budgets the smallest counts. Minutes become steps by a probe: some real steps with a
+learning rate of zero, which leave the weights as they were. Twenty times in such a run `Pace` compares the clock with
+the plan, and a machine that became busier or idler gets fewer or more steps. Not here: when that is (loop).
 """
 
 from __future__ import annotations

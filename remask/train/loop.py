@@ -1,9 +1,9 @@
 """The one training loop: pretraining, fine-tuning and ablations hand it a model, batches and an objective in a Job.
 
-In: a `Training`, opened at its start or where it stopped. Out: checkpoints, metrics.jsonl and a `TrainResult`. A run that
-was killed at any moment goes on by the same calls and ends with the same bits: whatever decides the next step is a pure
-function of the seed and of what the checkpoint holds. Not here: masks, tasks, networks; one step's gradients and its
-update (session); log, evaluations, checkpoints, rollbacks (training).
+In: a `Training`, opened at its start or where it stopped. Out: checkpoints, metrics.jsonl and a `TrainResult`. A run
+that was killed at any moment goes on by the same calls and ends with the same bits: whatever decides the next step is
+a pure function of the seed and of what the checkpoint holds. Not here: masks, tasks, networks; gradients and updates
+(session); log, evaluations, checkpoints, rollbacks (training).
 """
 
 from __future__ import annotations

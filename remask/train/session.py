@@ -1,9 +1,9 @@
 """The model that learns: its gradients over one step's micro-batches, and the update that is made of them.
 
-In: a Job's model, objective and settings, and the world of ranks. Out: `forward_backward` leaves summed gradients in the
-parameters and gives a `Step` with the sums of all ranks; `Session.update` applies it. A loss is divided by its count
-over all micro-batches and ranks, so N micro-batches equal one big batch, and two ranks equal one. What the model is
-(device, number format, whole or divided, averaged) stays in here. Not here: disk and log (training), the order (loop).
+In: a Job's model, objective and settings, and the world of ranks. Out: `forward_backward` leaves summed gradients in
+the parameters and gives a `Step` with the sums of all ranks; `Session.update` applies it. A loss is divided by its
+count over all micro-batches and ranks, so N micro-batches equal one big batch, and two ranks equal one. What the model
+is (device, number format, whole or divided, averaged) stays in here. Not here: disk and log (training), order (loop).
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Session:
         self._metric_names: set[str] = set()
 
     def settle_precision(self, used: str | None) -> tuple[str, str]:
-        """Choose the number format: the one that the run used so far, where it is going on. Gives it with the reason."""
+        """Choose the number format: that of the run so far, where it goes on. Gives it with the reason."""
         name, reason = choose_precision(self.settings.precision, self.device, used, "train.precision")
         name = self.world.first_says(name)  # ranks may have measured different speeds
         if self._narrow is not None and name != "bf16":

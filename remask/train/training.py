@@ -1,8 +1,8 @@
 """A run in its folder: started or taken up, logged, evaluated, saved, and taken back after bad steps.
 
-In: a Job. Out: checkpoints, metrics.jsonl, what trackers get. All that decides the next step is in `_state()` and in the
-tensors beside it: weights, optimizer, average, cursor, guard, log window, loss scale, plan. A run that is refused, or
-has nothing left to do, changes no file. Not here: gradients and updates (session), the order of the steps (loop).
+In: a Job. Out: checkpoints, metrics.jsonl, what trackers get. All that decides the next step is in `_state()` and in
+the tensors beside it: weights, optimizer, average, cursor, guard, log window, loss scale, plan. A run that is refused
+leaves the folder as it was. Not here: gradients and updates (session), the order of the steps (loop).
 """
 
 from __future__ import annotations
@@ -248,9 +248,7 @@ class Training:
             raise Stopped(f"stopped in the evaluation after step {self.step:,}, saved; {GO_ON}") from None
         self._owes_evaluation = False
         self.is_enough = evaluation.is_enough
-        numbers = {
-            name if "/" in name else f"eval/{name}": float(value) for name, value in evaluation.metrics.items()
-        }
+        numbers = {name if "/" in name else f"eval/{name}": float(value) for name, value in evaluation.metrics.items()}
         self._write(numbers if evaluation.samples is None else {**numbers, "samples": list(evaluation.samples)})
         self.last_metrics |= numbers
         self._window_started += time.monotonic() - started  # not part of the training speed
