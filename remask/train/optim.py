@@ -66,12 +66,12 @@ class Optimizer:
 
     def state(self) -> dict[str, Tensor]:
         """`{parameter name}.{moment}` -> tensor, in a fixed order; empty before the first step."""
-        found: dict[str, Tensor] = {}
+        by_name: dict[str, Tensor] = {}
         for part in self._parts:
             for parameter, moments in part.state.items():
                 for key, tensor in sorted(moments.items()):
-                    found[f"{self._names[parameter]}.{key}"] = tensor
-        return dict(sorted(found.items()))
+                    by_name[f"{self._names[parameter]}.{key}"] = tensor
+        return dict(sorted(by_name.items()))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """The state that `state()` gave; every tensor must find its parameter."""
@@ -132,10 +132,10 @@ def _by_scale(model: Any, named: list[tuple[str, nn.Parameter]], settings: Train
     """Layer-wise decay (ULMFiT, ELECTRA): every layer takes a share of the rate of the one above it."""
     if settings.layer_decay == 1.0:
         return {1.0: named}
-    found: dict[float, list[tuple[str, nn.Parameter]]] = {}
+    scaled: dict[float, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named:
-        found.setdefault(settings.layer_decay ** model.layers_above(name), []).append((name, parameter))
-    return found
+        scaled.setdefault(settings.layer_decay ** model.layers_above(name), []).append((name, parameter))
+    return scaled
 
 
 def _build(
