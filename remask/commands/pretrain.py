@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 import numpy as np
@@ -24,13 +24,14 @@ import numpy as np
 from remask import signals
 from remask.artifacts import lock, open_artifact, write_bytes, write_json
 from remask.commands import Common, common_options, is_first_rank
-from remask.config import Built, Config, dump, setting, switch, to_yaml
+from remask.config import Built, Config, dump, setting, to_yaml
 from remask.data.settings import DataSettings
 from remask.errors import ConfigError, MissingInputError, OutputError, Stopped
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.objectives import ObjectiveSettings
 from remask.progress import Progress
 from remask.schema import Batch
+from remask.start import StartSettings
 from remask.train.settings import TrainSettings
 
 if TYPE_CHECKING:
@@ -49,9 +50,7 @@ class PretrainRun(Config):
     seed: int = setting(0, "the one seed that everything random follows from", ge=0)
     prepared: Path | None = setting(None, "prepared data (remask prepare); --data")
     init_from: Path | None = setting(None, "a model to start from instead of fresh weights; --init-from")
-    output_bias: Literal["zeros", "frequencies"] = switch(
-        "zeros", "the masked-LM bias starts at 0, or at the log frequencies of the data's tokens", effect="math"
-    )
+    start: StartSettings = StartSettings()
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     objective: ObjectiveSettings = ObjectiveSettings()
@@ -135,7 +134,9 @@ def _run(
         has_pairs = run.data.sentence_loss != "none"
         held_pairs = evaluation_batches(prepared, run.data, tokenizer, pairs=True) if has_pairs else []
         evaluate = partial(_evaluate, held=held, held_pairs=held_pairs, tokenizer=tokenizer, world=world)
-        network = make_network(run, tokenizer, progress)
+        start_began = time.monotonic()
+        network = world.first_then_others(lambda: make_network(run, tokenizer, progress, None if dry_run else out))
+        start_seconds = time.monotonic() - start_began
         num_steps = planned_steps(run.train, batches)
         facts = _preflight(run, out, network, batches, num_steps, world, progress)
         if dry_run:
@@ -165,6 +166,7 @@ def _run(
             locked=True,
             flops_per_token=facts["flops_per_token"],
             started=record,
+            spent_seconds=start_seconds,
         )
         found = {
             "step": result.step,
@@ -200,9 +202,11 @@ def _until_stopped(batches: Iterable[Batch], world: World) -> Iterator[Batch]:
         yield batch
 
 
-def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress) -> Network:
+def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run_folder: Path | None = None) -> Network:
     """Fresh weights, or those of another model as far as they fit. Its vocabulary is the data's."""
+    from remask.data.tokens import Tokens
     from remask.model.network import build_network
+    from remask.start import start_network
 
     if run.model.vocab_size not in (0, tokenizer.vocab_size):
         raise ConfigError(
@@ -214,23 +218,10 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress) -> 
     settings = run.model.model_copy(update={"vocab_size": tokenizer.vocab_size})
     heads = HeadSettings(masked_lm=True, sentence=run.data.sentence_loss != "none")
     network = build_network(settings, heads, run.seed)
-    if run.output_bias == "frequencies":
-        _start_at_frequencies(network, _prepared(run))
+    start_network(network, run.start, Tokens.open(_prepared(run)), run_folder, progress)
     if run.init_from is not None:
         _take_over(network, run.init_from, tokenizer, progress)
     return network
-
-
-def _start_at_frequencies(network: Network, prepared: Path) -> None:
-    """What a model learns first, and slowly, is how frequent each token is: that can be counted instead."""
-    import torch
-
-    from remask.data.tokens import Tokens
-
-    assert network.heads.masked_lm is not None, "pretraining has the masked-LM head"
-    bias = network.heads.masked_lm.bias
-    with torch.no_grad():
-        bias.copy_(torch.from_numpy(Tokens.open(prepared).log_frequencies(len(bias))))
 
 
 def _take_over(network: Network, init_from: Path, tokenizer: Tokenizer, progress: Progress) -> None:

@@ -57,19 +57,23 @@ def train(
     locked: bool = False,
     flops_per_token: float = 0.0,
     started: Callable[[], None] | None = None,
+    spent_seconds: float = 0.0,
 ) -> TrainResult:
     """Train until the budget is used, going on where an earlier call in this folder stopped.
 
     `locked`: the caller holds the folder's lock already. `flops_per_token`: of a step, forward and backward; given, the
     share of the machine's peak (perf/mfu) is logged. `started` is called once it is settled that the folder's run is
     this one and goes on: one that is refused, or has nothing left to do, leaves what was written of it.
+    `spent_seconds`: what making the model took, which is part of a budget of minutes.
     """
     world = world or World()
     keep_freed_memory()
     with ExitStack() as stack:
         if world.is_first and not locked:
             stack.enter_context(lock(folder))
-        run = Session(model, objective, settings, folder, identity, carried, progress, seed, world, flops_per_token)
+        run = Session(
+            model, objective, settings, folder, identity, carried, progress, seed, world, flops_per_token, spent_seconds
+        )
         stack.callback(run.close)
         batches = run.restore_or_start(batches, evaluate, allow_change)
         if started is not None and run.step < run.num_steps:

@@ -58,6 +58,7 @@ class Session:
         seed: int,
         world: World,
         flops_per_token: float,
+        spent_seconds: float = 0.0,
     ) -> None:
         self.objective, self.settings, self.seed, self.world = objective, settings, seed, world
         self._folder, self._identity, self._progress = folder, json.loads(json.dumps(identity)), progress
@@ -87,7 +88,7 @@ class Session:
         self.last_checkpoint = folder
         self.metric_names: set[str] = set()
         self._saved_step = -1
-        self._seconds_before = 0.0
+        self._seconds_before = spent_seconds
         self._started = self._window_started = time.monotonic()
         self._window_tokens = 0
         self._owes_evaluation = False  # one was due after this step, and a signal came before its end

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "tokenizer": GROUND,
     "data": GROUND | {"tokenizer"},
     "model": BASE | {"artifacts"},
+    "start": GROUND | {"data", "model"},
     "objectives": BASE | {"model"},
     "task_objectives": BASE | {"model"},
     "train": GROUND,

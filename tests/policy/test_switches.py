@@ -62,7 +62,7 @@ def parts(prefix: str, model: type) -> list[Switch]:
     return [one for one in switches(model) if one.key.startswith(prefix) and one.key not in ELSEWHERE]
 
 
-TURNED = [one for prefix in ("output_bias", "train.", "objective.") for one in parts(prefix, pretrain.PretrainRun)]
+TURNED = [one for prefix in ("start.", "train.", "objective.") for one in parts(prefix, pretrain.PretrainRun)]
 
 
 @pytest.mark.filterwarnings("default")
