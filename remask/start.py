@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -43,6 +43,9 @@ class StartSettings(Config):
     )
     bias: Literal["zeros", "frequencies"] = switch(
         "zeros", "the masked-LM bias starts at 0, or at the log frequencies of the data's tokens", effect="math"
+    )
+    new_tokens: Literal["random", "counted"] = switch(
+        "counted", "tokens that the model of init_from does not know: random, or from counts", effect="math"
     )
     std: float = switch(0.06, "standard deviation of the counted embeddings", effect="math", samples=[0.15], gt=0)
     weights: tuple[float, ...] = switch(
@@ -123,6 +126,45 @@ def start_network(
         )
     if settings.bias == "frequencies":
         counted.start_bias(network, tokens.log_frequencies(network.settings.vocab_size))
+
+
+def complete_network(
+    network: Network,
+    settings: StartSettings,
+    tokens: Tokens,
+    old_ids: Sequence[int],
+    has_head: bool,
+    run_folder: Path | None,
+    progress: Progress,
+) -> None:
+    """What a model to start from did not have: vectors of new tokens (`old_ids` is -1 there), a masked-LM head."""
+    from remask.model import counted
+
+    frequencies_V = tokens.log_frequencies(network.settings.vocab_size)
+    if not has_head:
+        counted.quiet_head(network, frequencies_V)
+    num_new = sum(was < 0 for was in old_ids)
+    if not num_new or settings.new_tokens == "random":
+        return
+    if tokens.num_tokens < MIN_TOKENS:
+        progress.warn(
+            f"{num_new:,} new tokens start at random: {tokens.num_tokens:,} training tokens are too few to count"
+        )
+        return
+    if run_folder is None:
+        return
+    width = network.settings.embedding_width
+    found = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
+    vectors_VC = counted.even_scale(found.vectors_VC, found.is_counted_V, settings.flatten, 1.0)
+    explained = counted.fit_new_rows(network, (vectors_VC, found.is_counted_V), old_ids, frequencies_V)
+    if explained is None:
+        progress.warn(
+            f"{num_new:,} new tokens start at random: fewer than {counted.MIN_TEACHERS} tokens of the text are known"
+        )
+    else:
+        progress.say(
+            f"  {num_new:,} new tokens start from counts, by a map that explains {explained:.0%} of known tokens"
+        )
 
 
 def _say_what_is_missing(found: Counted, width: int, progress: Progress) -> None:

@@ -206,7 +206,7 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run
     """Fresh weights, or those of another model as far as they fit. Its vocabulary is the data's."""
     from remask.data.tokens import Tokens
     from remask.model.network import build_network
-    from remask.start import start_network
+    from remask.start import complete_network, start_network
 
     if run.model.vocab_size not in (0, tokenizer.vocab_size):
         raise ConfigError(
@@ -218,14 +218,20 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run
     settings = run.model.model_copy(update={"vocab_size": tokenizer.vocab_size})
     heads = HeadSettings(masked_lm=True, sentence=run.data.sentence_loss != "none")
     network = build_network(settings, heads, run.seed)
-    start_network(network, run.start, Tokens.open(_prepared(run)), run_folder, progress)
-    if run.init_from is not None:
-        _take_over(network, run.init_from, tokenizer, progress)
+    tokens = Tokens.open(_prepared(run))
+    if run.init_from is None:
+        start_network(network, run.start, tokens, run_folder, progress)
+        return network
+    old_ids, has_head = _take_over(network, run.init_from, tokenizer, progress)
+    complete_network(network, run.start, tokens, old_ids, has_head, run_folder, progress)
     return network
 
 
-def _take_over(network: Network, init_from: Path, tokenizer: Tokenizer, progress: Progress) -> None:
-    """Weights of another model; tokens that both vocabularies have keep their vectors."""
+def _take_over(
+    network: Network, init_from: Path, tokenizer: Tokenizer, progress: Progress
+) -> tuple[Sequence[int], bool]:
+    """Weights of another model; tokens that both vocabularies have keep their vectors. Gives the old id of every token
+    (-1: new), and whether the model had a masked-LM head."""
     from remask.model.store import open_model
     from remask.model.transplant import transplant
     from remask.tokenizer import load_tokenizer
@@ -243,6 +249,7 @@ def _take_over(network: Network, init_from: Path, tokenizer: Tokenizer, progress
     progress.say(f"  weights from {init_from}: {kept:,} of {len(rows):,} tokens keep their vectors")
     if fresh:
         progress.warn(f"not in {init_from}, so fresh: {', '.join(fresh)}")
+    return rows, loaded.network.heads.masked_lm is not None
 
 
 def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Weights that start from counts instead of at random: embeddings, attention over neighbours, output bias.
+"""Weights that start from counts instead of at random: embeddings, attention over neighbours, output bias, new tokens.
 
 In: a fresh network, vectors of tokens, log frequencies. Out: the same network, changed in place. Attention starts as a
 mean over the neighbours: values and output near the identity (after arXiv 2305.09828). A window alone makes that a mean
@@ -9,6 +9,7 @@ Not here: the counting (data/counting.py), the vectors (factors.py), which parts
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,7 +19,12 @@ from remask.model.factors import one_thread
 from remask.model.network import Network
 from remask.model.settings import ModelSettings
 
-# Shapes: V vocabulary, E width of the embeddings, C counted columns, P columns of the waves, D width of a state.
+# Shapes: V vocabulary, E width of the embeddings, C counted columns, P columns of the waves, D width of a state,
+# T tokens that a map is fitted to, X columns that it reads.
+
+QUIET = 0.1  # deviation of the logits under a fresh head on a trained encoder: costs its square / 2, 0.005 nats
+MIN_TEACHERS = 100  # known tokens, below which no map is fitted
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the map, in means of its diagonal
 
 
 def num_wave_columns(settings: ModelSettings) -> int:
@@ -113,3 +119,64 @@ def _compare(qkv_MD: Tensor, directions_DP: Tensor, head_size: int) -> None:
     size, num_columns = directions_DP.shape
     for start in range(0, 2 * size, head_size):
         qkv_MD[start : start + num_columns] = directions_DP.T
+
+
+@torch.no_grad()
+def quiet_head(network: Network, log_frequencies_V: np.ndarray) -> None:
+    """A masked-LM head that a trained encoder did not have: it starts by answering the frequencies, whatever the state.
+    Trained embeddings can be long (rows of 5.7 in a real model): under a random head they would answer with certainty,
+    and wrongly. The last norm grows as it learns which directions help."""
+    masked_lm = network.heads.masked_lm
+    assert masked_lm is not None, "pretraining has the masked-LM head"
+    rows_VE = network.encoder.embeddings.tokens.weight if masked_lm.decoder is None else masked_lm.decoder.weight
+    masked_lm.norm.weight.fill_(QUIET / max(float(rows_VE.square().sum(dim=1).mean().sqrt()), 1e-6))
+    start_bias(network, log_frequencies_V)
+
+
+@torch.no_grad()
+def fit_new_rows(
+    network: Network,
+    counted: tuple[np.ndarray, np.ndarray],
+    old_ids_V: Sequence[int],
+    log_frequencies_V: np.ndarray,
+) -> float | None:
+    """Vectors of tokens that a trained model did not know, from counts: the linear map that is best on the tokens it
+    knew. Their output bias: the log frequency, moved as those of known tokens are. Gives the share of the variance
+    that the map explains on known tokens that it was not fitted to; None, and nothing changed: too few are known."""
+    vectors_VC, is_counted_V = counted
+    known_V = torch.tensor(old_ids_V) >= 0
+    seen_V = torch.from_numpy(is_counted_V)
+    teachers, pupils = (known_V & seen_V).nonzero().squeeze(1), (~known_V).nonzero().squeeze(1)
+    if len(teachers) < MIN_TEACHERS:
+        return None
+    masked_lm = network.heads.masked_lm
+    assert masked_lm is not None, "pretraining has the masked-LM head"
+    inputs_VX = torch.nn.functional.pad(torch.from_numpy(vectors_VC).double(), (0, 1), value=1.0)
+    embeddings_VE = network.encoder.embeddings.tokens.weight
+    explained = 0.0
+    with one_thread():
+        for weight_VE in [embeddings_VE] if masked_lm.decoder is None else [embeddings_VE, masked_lm.decoder.weight]:
+            map_XE, explained = _ridge(inputs_VX[teachers], weight_VE[teachers].double())
+            weight_VE[pupils] = (inputs_VX[pupils] @ map_XE).to(weight_VE.dtype)
+    frequencies_V = torch.from_numpy(log_frequencies_V).to(masked_lm.bias.dtype)
+    masked_lm.bias[pupils] = frequencies_V[pupils] + (masked_lm.bias - frequencies_V)[teachers].mean()
+    return explained
+
+
+def _ridge(x_TX: Tensor, y_TE: Tensor) -> tuple[Tensor, float]:
+    """(map, share of the variance explained on every tenth row): the penalty is the one that is best on these."""
+    apart_T = torch.arange(len(x_TX)) % 10 == 0
+
+    def fit(x: Tensor, y: Tensor, penalty: float) -> Tensor:
+        gram_XX = x.T @ x
+        scale = penalty * float(gram_XX.diagonal()[:-1].mean())
+        gram_XX.diagonal()[:-1] += scale  # the last column is the constant
+        return torch.linalg.solve(gram_XX, x.T @ y)
+
+    def explained(penalty: float) -> float:
+        rest = y_TE[apart_T] - x_TX[apart_T] @ fit(x_TX[~apart_T], y_TE[~apart_T], penalty)
+        centred = y_TE[apart_T] - y_TE[~apart_T].mean(dim=0)
+        return 1.0 - float(rest.square().sum() / centred.square().sum().clamp(min=1e-12))
+
+    best = max(PENALTIES, key=explained)
+    return fit(x_TX, y_TE, best), explained(best)
