@@ -22,7 +22,6 @@ from remask.model.settings import ModelSettings
 # Shapes: V vocabulary, E width of the embeddings, C counted columns, P columns of the waves, D width of a state,
 # T tokens that a map is fitted to, X columns that it reads.
 
-QUIET = 0.1  # deviation of the logits under a fresh head on a trained encoder: costs its square / 2, 0.005 nats
 MIN_TEACHERS = 100  # known tokens, below which no map is fitted
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the map, in means of its diagonal
 
@@ -128,8 +127,7 @@ def quiet_head(network: Network, log_frequencies_V: np.ndarray) -> None:
     and wrongly. The last norm grows as it learns which directions help."""
     masked_lm = network.heads.masked_lm
     assert masked_lm is not None, "pretraining has the masked-LM head"
-    rows_VE = network.encoder.embeddings.tokens.weight if masked_lm.decoder is None else masked_lm.decoder.weight
-    masked_lm.norm.weight.fill_(QUIET / max(float(rows_VE.square().sum(dim=1).mean().sqrt()), 1e-6))
+    masked_lm.norm.weight.fill_(0.0)  # its own gradient is not 0, so that the rest of the head learns a step later
     start_bias(network, log_frequencies_V)
 
 
