@@ -165,7 +165,7 @@ def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
         )
     bearable = _OPTIMIZER[settings.optimizer] * BEYOND * rule * max(1.0, BASE_WIDTH / facts.hidden_size)
     if not (wide and settings.optimizer == "adamw") and settings.learning_rate > bearable:
-        found.append(
+        warned.append(
             f"learning rate {settings.learning_rate:g} is {settings.learning_rate / rule:,.0f} times the paper's rule "
             f"for this batch ({rule:.1e}), far above what smaller networks bear: it will likely diverge or stay at "
             f"word frequencies; far below {_round_down(bearable):g} is safer"
@@ -190,23 +190,23 @@ def data_warnings(
     data: Mapping[str, Any], *, sentence_loss: str = "none", causal_share: float = 0.0, repeat: str = "dynamic"
 ) -> list[str]:
     """What the counts of the rows (`Batches.describe`) say against the settings."""
-    found = []
+    warned = []
     names = ("real_pairs", "false_pairs", "examples")
     real, false, rows = (sum(source.get(name, 0) for source in data["sources"].values()) for name in names)
     pairs = max(real + false, 1)
     advice = "since most documents have one sentence; longer documents, or sentence_loss=none, serve better"
     if sentence_loss != "none" and real + false < PAIRED_SHARE * rows:
         share = (real + false) / max(rows, 1)
-        found.append(f"data.sentence_loss = {sentence_loss}: only {share:.0%} of the rows are pairs, {advice}")
+        warned.append(f"data.sentence_loss = {sentence_loss}: only {share:.0%} of the rows are pairs, {advice}")
     elif sentence_loss != "none" and not FAIR_SHARE <= real / pairs <= 1 - FAIR_SHARE:
-        found.append(f"data.sentence_loss = {sentence_loss}: {false / pairs:.0%} of the pairs are negatives, {advice}")
+        warned.append(f"data.sentence_loss = {sentence_loss}: {false / pairs:.0%} of the pairs are negatives, {advice}")
     if causal_share and repeat == "static":
-        found.append(
+        warned.append(
             f"data.masking.repeat = static with objective.causal_share = {causal_share:g}: which rows are read left to "
             f"right is drawn with the mask, so {causal_share:.0%} of the text never has the masked loss; "
             "repeat=dynamic draws anew in every pass"
         )
-    return found
+    return warned
 
 
 def _round_down(number: float) -> float:

@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "tokenizer": GROUND,
     "data": GROUND | {"tokenizer"},
     "model": BASE | {"artifacts"},
+    "start": GROUND | {"data", "model"},
     "objectives": BASE | {"model"},
     "train": GROUND | {"precision"},
     "tasks": GROUND | {"tokenizer", "data"},
@@ -40,6 +41,8 @@ MAY_IMPORT = {
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
     "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
     "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune"},
+    "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "study"},
+    "starter": GROUND | {"text", "pretraining", "tune", "exports", "answer", "study"},
     "serve": GROUND | ANSWERING,
     "api": GROUND | ANSWERING | {"tune", "evaluation", "exports"},
 }
