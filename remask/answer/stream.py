@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from remask import signals
 from remask.answer.model import Model
 from remask.errors import DataError
 from remask.tasks.rows import Rows
@@ -68,7 +67,7 @@ class Asker:
             if encoded is None:
                 continue
             asked = [items[group[i]] for i in kept]
-            outputs = self.model.outputs(encoded, signals.check)
+            outputs = self.model.outputs(encoded)
             num_cut += encoded.num_cut
             for i, answer in zip(kept, reader.read(outputs, encoded, asked), strict=True):
                 answers[numbers[group[i]]].update(task.kind.named(answer, items[group[i]]))

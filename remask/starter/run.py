@@ -199,12 +199,12 @@ def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
         result = finetune(build_run(FinetuneRun, options=options).run, folder / start, progress=progress)
         seeds = [seed["metrics"]["accuracy"] for seed in result["runs"]]
         scores[start] = {"median": result["metrics"]["accuracy"], "seeds": seeds}
-        scores["majority"] = result["data"]["majority_accuracy"]
+        scores["majority"] = result["data"]["baseline"]["accuracy"]
     return scores
 
 
 def _export(out: Path, corpus: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
-    from remask.export.hf import export_hf
+    from remask.exports.hf import export_hf
 
     card = {
         "title": "An encoder made with remask quickstart",
