@@ -19,12 +19,12 @@ from remask.answer.runner import Check, Forward, forward_outputs
 from remask.errors import DataError
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
+from remask.tables import Cells
 from remask.tasks.kind import Problem, TaskKind
 from remask.tasks.kinds import StoredTask, kinds_for
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows, frame_for
 from remask.tasks.settings import RowSettings
-from remask.tasks.tables import Cells
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 Array = np.ndarray
@@ -61,9 +61,7 @@ class Reader:
         """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""
         settings = self.loaded.settings
         rows = rows or RowSettings(max_length=settings.max_length)
-        return frame_for(
-            self.tokenizer, rows, model_length=settings.max_length, num_segments=settings.num_segments
-        )
+        return frame_for(self.tokenizer, rows, model_length=settings.max_length, num_segments=settings.num_segments)
 
     @property
     def refuses(self) -> bool:
@@ -86,7 +84,9 @@ class Reader:
 
     # ------------------------------------------------------------------------- rows of a file, any answerer
 
-    def item(self, values: Mapping[str, Any], place: str = "", text: str | None = None, text2: str | None = None) -> Any:
+    def item(
+        self, values: Mapping[str, Any], place: str = "", text: str | None = None, text2: str | None = None
+    ) -> Any:
         """A row's cells as an item of the task."""
         task = self.task
         return task.kind.item(Cells(values, place), task.kind.columns(task.table, text, text2), task.table)

@@ -13,8 +13,9 @@ from typing import Any
 from remask import signals
 from remask.answer.model import Model
 from remask.errors import DataError
+from remask.tables import Cells, require_columns
 from remask.tasks.rows import Rows
-from remask.tasks.tables import BadRow, Cells, require_columns
+from remask.tasks.tables import BadRow
 
 BAD = "bad"  # the key of a reason, in place of an answer's columns
 

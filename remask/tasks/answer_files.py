@@ -19,7 +19,7 @@ from typing import IO, Any
 import orjson
 
 from remask.errors import DataError, UsageError
-from remask.tasks.tables import table_format
+from remask.tables import table_kind
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst")
@@ -42,7 +42,7 @@ def write_rows(
 ) -> None:
     """Write all rows to `target` in the format that the name of `named` says. `scores`: the column with an object of
     scores by class. `source`: where the rows came from; the types of a Parquet file are kept in another."""
-    kind = table_format(named)
+    kind = table_kind(named)
     if kind == "parquet":
         _write_parquet(target, rows, columns, source)
         return

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remask.schema import Document
+from remask.streams import Damaged
 from remask.text.settings import Layout, ReadSettings, SourceSettings
 
 __all__ = ["Damaged", "Document", "Drop", "Portion", "Reading", "cut_point"]
@@ -26,14 +27,6 @@ class Drop:
     reason: str
     place: str
     detail: str = ""
-
-
-class Damaged(Exception):
-    """A file that cannot be read on from here; what came before it stands."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "remask"
 
 BASE = {"errors", "config", "schema"}
-GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator"}
+GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator", "streams", "tables"}
 # package -> what it may import of remask, besides itself
 MAY_IMPORT = {
     "errors": set(),
@@ -25,6 +25,8 @@ MAY_IMPORT = {
     "documents": BASE | {"artifacts"},
     "workers": {"errors", "signals"},
     "allocator": set(),
+    "streams": set(),
+    "tables": BASE | {"streams"},
     "text": GROUND,
     "tokenizer": GROUND,
     "data": GROUND | {"tokenizer"},
