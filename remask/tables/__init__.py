@@ -5,7 +5,7 @@
 """
 
 from remask.tables.columnar import is_saved_dataset
-from remask.tables.form import RAGGED_ENDING, TABLE_KINDS, Fault, Record, TableForm, lacking_columns
+from remask.tables.form import RAGGED_ENDING, TABLE_KINDS, Fault, OtherForm, Record, TableForm, lacking_columns
 from remask.tables.json_rows import is_json_lines
 from remask.tables.reader import (
     Cells,
@@ -20,6 +20,7 @@ from remask.tables.reader import (
 )
 
 __all__ = [
-    "RAGGED_ENDING", "TABLE_KINDS", "Cells", "Fault", "OnBad", "OnNote", "Record", "TableForm", "about_rows", "is_json_lines",
-    "is_saved_dataset", "lacking_columns", "read_cells", "read_lines", "read_records", "require_columns", "table_kind",
+    "RAGGED_ENDING", "TABLE_KINDS", "Cells", "Fault", "OnBad", "OnNote", "OtherForm", "Record", "TableForm",
+    "about_rows", "is_json_lines", "is_saved_dataset", "lacking_columns", "read_cells", "read_lines", "read_records",
+    "require_columns", "table_kind",
 ]  # fmt: skip

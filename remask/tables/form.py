@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import field_validator
 
@@ -25,6 +25,9 @@ MAX_LINE_BYTES = 32_000_000
 MAX_EXPANSION = 200.0  # how many times a compressed file may grow
 NO_COLUMN, NOT_UTF8, RAGGED, HEADER = "no such column", "invalid UTF-8", "malformed row", "malformed header"
 RAGGED_ENDING = "columns"  # of what is said about a row with too many or too few cells
+
+
+FormT = TypeVar("FormT", bound="TableForm")
 
 
 class TableForm(Config):
@@ -54,6 +57,21 @@ class TableForm(Config):
         if value is not None and (len(value) != 1 or value in '"\r\n'):
             raise ValueError("must be one character (or `tab`), and no quote or line end")
         return value
+
+
+class OtherForm(Config):
+    """Where a file is written otherwise than the one that a model was trained on; null: as said."""
+
+    encoding: str | None = setting(None, "of CSV, TSV and JSON files; null: utf-8")
+    delimiter: str | None = setting(None, "between cells, or `tab`; null: by the name and the first rows, and said")
+    header: bool | None = setting(None, "whether the first line names the columns; null: as in training")
+    quoted: bool | None = setting(None, "whether quotes delimit cells; null: as in training")
+
+    def over(self, form: FormT) -> FormT:
+        """The form of the training file with what is said here. Its encoding and delimiter belong to that file alone:
+        this one shows its own."""
+        given = self.model_dump(exclude_none=True)
+        return type(form).model_validate(form.model_dump() | {"encoding": UTF8, "delimiter": None} | given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ lines, JSON arrays and objects with one list, Parquet, Arrow, folders of dataset
 from __future__ import annotations
 
 import difflib
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -125,6 +126,11 @@ class Cells:
     place: str
     number: int = 0  # its first line, or its row where a file has no lines; from 1
 
+    def fingerprint(self) -> str:
+        """By which a row is known again, where its file is read a second time."""
+        text = repr((self.number, list(self.values.items())))
+        return hashlib.blake2b(text.encode(UTF8, "surrogatepass"), digest_size=8).hexdigest()
+
 
 def table_kind(path: Path) -> str:
     """The layout of a table by its name; a DataError where that says nothing."""
@@ -190,7 +196,7 @@ class _LikelyEncoding:
         if self._likely is None:
             self._likely = self._guess()
         name = "UTF-8" if self._form.encoding == UTF8 else self._form.encoding
-        hint = f"; the file looks like {self._likely}: set its encoding (--encoding {self._likely})"
+        hint = f"; the file looks like {self._likely}: give --encoding {self._likely}"
         return f"not {name}{f' ({where})' if where else ''}{hint if self._likely else ''}"
 
     def _guess(self) -> str:
