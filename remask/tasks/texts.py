@@ -297,9 +297,7 @@ class Classify(TextKind):
 
     def baseline(self, train: Sequence[Example], dev: Sequence[Example], labels: tuple[str, ...]) -> dict[str, float]:
         often = labels.index(most_frequent([e.label for e in train]))
-        return metrics.classification(
-            np.array(self.label_values(dev, labels)), np.full(len(dev), often), labels
-        )
+        return metrics.classification(np.array(self.label_values(dev, labels)), np.full(len(dev), often), labels)
 
 
 class Regress(TextKind):
@@ -387,9 +385,7 @@ class MultiLabel(TextKind):
         assert batch.labels is not None
         right_BC = (logits > 0) == (batch.labels > 0.5)
         if batch.weights_B is None:
-            return {
-                "task": F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-            }, right_BC.sum()
+            return {"task": F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")}, right_BC.sum()
         losses_B = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none").sum(1)
         return {"task": weighted(losses_B, batch)}, weighted(right_BC.sum(1), batch)
 
