@@ -19,12 +19,12 @@ from remask.answer.runner import Forward, forward_outputs
 from remask.errors import DataError
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
+from remask.tables import Cells
 from remask.tasks.kind import Problem
 from remask.tasks.kinds import StoredTask, kinds_for
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows, frame_for
 from remask.tasks.settings import RowSettings
-from remask.tasks.tables import Cells
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 Array = np.ndarray

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "remask"
 
 BASE = {"errors", "config", "schema"}
-GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator"}
+GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator", "streams", "tables"}
 ANSWERING = {"tokenizer", "data", "tasks", "model", "precision", "answer"}
 # package -> what it may import of remask, besides itself
 MAY_IMPORT = {
@@ -26,6 +26,8 @@ MAY_IMPORT = {
     "documents": BASE | {"artifacts"},
     "workers": {"errors", "signals"},
     "allocator": set(),
+    "streams": set(),
+    "tables": BASE | {"streams"},
     "precision": {"errors"},
     "text": GROUND,
     "tokenizer": GROUND,
