@@ -258,7 +258,7 @@ def study(
     (prepared); `tasks`: the folder with the tasks' files. `dry_run`: only how long it will take here. The same call
     goes on after a stop, and finished runs are never done again.
 
-    >>> remask.study(name="table1", data="prepared", tasks="tasks", scale="tiny", out="study")   # doctest: +SKIP
+    >>> remask.reports(name="table1", data="prepared", tasks="tasks", scale="tiny", out="study")   # doctest: +SKIP
     """
     from remask.studies.runner import estimate
     from remask.studies.runner import study as do

@@ -44,8 +44,8 @@ class _Job:
 
 def study(run: StudyRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     """All cells that are not finished, then the page. What is in OUT/NAME.json comes back."""
-    from remask.studies.results import summarise
     from remask.studies.page import study_page
+    from remask.studies.results import summarise
 
     plan = make_plan(run)
     out = out.absolute()

@@ -17,6 +17,8 @@ import numpy as np
 
 from remask.errors import DataError
 from remask.schema import IGNORE, Batch
+from remask.streams import split_name
+from remask.tables import TABLE_KINDS, Cells
 from remask.tasks import metrics
 from remask.tasks.conll import Sentence, check_tags, read_sentences, tag_names
 from remask.tasks.entities import entities, score_entities
@@ -39,7 +41,7 @@ from remask.tasks.kind import (
 from remask.tasks.records import Entity, Tagging
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import RowSettings, TableSettings
-from remask.tasks.tables import UNSEEN, BadRow, Cells, OnBad, text_of
+from remask.tasks.tables import UNSEEN, BadRow, text_of
 from remask.tasks.texts import foreign_labels
 from remask.tokenizer import Tokenizer
 
@@ -77,7 +79,11 @@ class Tags(TaskKind[Sentence]):
         check_tags(sentences, labels, path, foreign_labels(list(types)))
         return Labelled(sentences)
 
-    def _own_rows(self, path: Path, table: TableSettings, on_bad: OnBad) -> Iterator[Cells]:
+    def has_own_layout(self, path: Path) -> bool:
+        """CoNLL's columns, unless the file is a table by its name."""
+        return path.is_file() and split_name(path.name)[0] not in TABLE_KINDS
+
+    def _own_rows(self, path: Path, table: TableSettings) -> Iterator[Cells]:
         for number, sentence in enumerate(read_sentences(path, table, labelled=False), 1):
             yield Cells({table.text: list(sentence.words)}, sentence.place, number)
 

@@ -20,6 +20,7 @@ import numpy as np
 from remask.errors import ConfigError
 from remask.progress import counted
 from remask.schema import Batch
+from remask.tables import Cells
 from remask.tasks import metrics
 from remask.tasks.glue import cut_by_hash, read_glue, read_glue_file
 from remask.tasks.kind import (
@@ -45,7 +46,6 @@ from remask.tasks.settings import LossSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
 from remask.tasks.tables import (
     UNSEEN,
-    Cells,
     Example,
     Table,
     check_labels,
@@ -109,7 +109,7 @@ class TextKind(TaskKind[Example]):
         self, task: str, labels: tuple[str, ...], metric: str, train: Table, dev: Table, notes: Sequence[str]
     ) -> Problem[Example]:
         dropped = dict(Counter(train.dropped) + Counter(dev.dropped))
-        notes = (*notes, *self._notes(train.examples))
+        notes = (*dict.fromkeys((*train.notes, *dev.notes)), *notes, *self._notes(train.examples))
         return Problem(task, self, labels, metric, train.examples, dev.examples, notes, {"dropped": dropped})
 
     def _notes(self, train: Sequence[Example]) -> list[str]:
@@ -134,7 +134,7 @@ class TextKind(TaskKind[Example]):
         else:
             examples = read_table(path, self.name, table)
         self._check_labels(examples, labels, foreign_labels(labels))
-        return Labelled(examples.examples, (), {"dropped": dict(examples.dropped)})
+        return Labelled(examples.examples, examples.notes, {"dropped": dict(examples.dropped)})
 
     def columns(self, table: TableSettings, text: str | None, text2: str | None) -> tuple[str, ...]:
         second = text2 or table.text2

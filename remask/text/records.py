@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from remask.schema import Document
+from remask.streams import Damaged
 from remask.text.settings import Layout, ReadSettings, SourceSettings
 
 __all__ = ["LACKING_COLUMN", "UNKNOWN_KIND", "Damaged", "Document", "Drop", "Portion", "Reading", "cut_point"]
@@ -29,14 +30,6 @@ class Drop:
     detail: str = ""
     is_file: bool = False
     unread: int = 0
-
-
-class Damaged(Exception):
-    """A file that cannot be read on from here; what came before it stands."""
-
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(f"{reason}: {detail}")
-        self.reason, self.detail = reason, detail
 
 
 # Why a record or a whole table gives no text: its columns are not those that the source names.

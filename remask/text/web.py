@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from remask.errors import UnavailableError
-from remask.text.files import Stream, open_stream
+from remask.streams import Stream, open_stream
 from remask.text.records import Damaged, Document, Drop, Portion, Reading
 
 # Extraction takes time quadratic in the depth, so pages that are nothing but depth are refused.

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "remask"
 
 BASE = {"errors", "config", "schema"}
-GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator"}
+GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator", "streams", "tables"}
 ANSWERING = {"tokenizer", "data", "tasks", "model", "precision", "answer"}
 # package -> what it may import of remask, besides itself
 MAY_IMPORT = {
@@ -26,11 +26,14 @@ MAY_IMPORT = {
     "documents": BASE | {"artifacts"},
     "workers": {"errors", "signals"},
     "allocator": set(),
+    "streams": set(),
+    "tables": BASE | {"streams"},
     "precision": {"errors"},
     "text": GROUND,
     "tokenizer": GROUND,
     "data": GROUND | {"tokenizer"},
     "model": BASE | {"artifacts"},
+    "start": GROUND | {"data", "model"},
     "objectives": BASE | {"model"},
     "train": GROUND | {"precision"},
     "tasks": GROUND | {"tokenizer", "data"},
@@ -40,8 +43,11 @@ MAY_IMPORT = {
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
     "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer"},
     "evaluation": GROUND | ANSWERING | {"objectives", "train", "reports", "exports", "tune"},
+    "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "reports"},
+    "starter": GROUND | {"text", "pretraining", "tune", "exports", "answer", "reports"},
     "serve": GROUND | ANSWERING,
-    "api": GROUND | ANSWERING | {"tune", "evaluation", "exports"},
+    "studies": GROUND | ANSWERING | {"pretraining", "tune", "evaluation", "reports"},
+    "api": GROUND | ANSWERING | {"tune", "evaluation", "exports", "studies"},
 }
 
 
