@@ -32,7 +32,9 @@ def open_data(plan: Plan, out: Path, progress: Progress) -> dict[Variant, Path]:
     """Every variant's folder. What is there is not made again."""
     study = plan.study
     if study.prepared is not None and study.corpus:
-        raise ConfigError("corpus and prepared: --corpus is prepared by the study, --data was prepared before: give one")
+        raise ConfigError(
+            "corpus and prepared: --corpus is prepared by the study, --data was prepared before: give one"
+        )
     if study.prepared is not None:
         artifacts.open_artifact(Path(study.prepared), "prepared")
         others = [variant for variant in plan.variants if variant != Variant()]
@@ -50,9 +52,7 @@ def open_data(plan: Plan, out: Path, progress: Progress) -> dict[Variant, Path]:
     return folders
 
 
-def _prepared(
-    plan: Plan, variant: Variant, folders: Mapping[Variant, Path], out: Path, progress: Progress
-) -> Path:
+def _prepared(plan: Plan, variant: Variant, folders: Mapping[Variant, Path], out: Path, progress: Progress) -> Path:
     paths = [_absolute(path) for path in plan.study.corpus]
     tokenizer: dict[str, Any] = {"vocab_size": plan.scale.vocab_size, **json.loads(variant.tokenizer or "{}")}
     text: dict[str, Any] = {"sources": [{"name": "corpus", "paths": paths}]}
@@ -95,7 +95,9 @@ def leaked_share(train: Path, heldout: Path, out: Path) -> float:
     kept = out / "data" / f"leak-{fingerprint([data_fingerprint(train), data_fingerprint(heldout)])[:10]}.json"
     if kept.is_file():
         return float(json.loads(kept.read_bytes())["share"])
-    asked = np.unique(np.concatenate([_hashes(ids)[::LEAK_TOKENS] for ids in _sequences(Tokens.open(heldout, "heldout"))]))
+    asked = np.unique(
+        np.concatenate([_hashes(ids)[::LEAK_TOKENS] for ids in _sequences(Tokens.open(heldout, "heldout"))])
+    )
     hit = np.zeros(len(asked), bool)
     for ids in _sequences(Tokens.open(train, "train")):
         present = _hashes(ids)

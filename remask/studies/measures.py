@@ -127,9 +127,7 @@ def sentence(judge: Judge, prepared: Path, num_rows: int) -> Measured:
     examples = {}
     for question in ("nsp", "sop"):
         length = min(512, judge.loaded.settings.max_length)
-        data = DataSettings.model_validate(
-            {"format": "segment-pair", "sentence_loss": question, "length": length}
-        )
+        data = DataSettings.model_validate({"format": "segment-pair", "sentence_loss": question, "length": length})
         batches = evaluation_batches(prepared, data, judge.tokenizer, max_rows=num_rows, pairs=True)
         examples[f"{question}_accuracy"] = np.concatenate([_pairs_told(judge, batch) for batch in batches])
     return Measured(examples)

@@ -88,7 +88,14 @@ def _dot_row(row: Row, metric: str) -> DotRow:
     badge = f"paper: {_ORDINALS.get(rank, f'{rank}th')}" if rank else ""
     dots = [run["metrics"][metric] for run in row["runs"]]
     return DotRow(
-        row["label"], dots, spread["median"], spread["low"], spread["high"], _shown(spread["median"]), badge, row["note"]
+        row["label"],
+        dots,
+        spread["median"],
+        spread["low"],
+        spread["high"],
+        _shown(spread["median"]),
+        badge,
+        row["note"],
     )
 
 
@@ -103,8 +110,13 @@ def _differences(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> 
                 words = {"no difference seen": "none seen"}.get(said["word"], said["word"])
                 drawn.append(
                     DotRow(
-                        f"{row['label']} − {row['against']}", (), said["value"], said["low"], said["high"],
-                        f"{said['value']:+.3g} {words}", is_quiet=said["word"] == "no difference seen",
+                        f"{row['label']} − {row['against']}",
+                        (),
+                        said["value"],
+                        said["low"],
+                        said["high"],
+                        f"{said['value']:+.3g} {words}",
+                        is_quiet=said["word"] == "no difference seen",
                     )  # fmt: skip
                 )
         if drawn:
@@ -117,7 +129,9 @@ def _curves(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
     if any(s.points for s in series):
         page.heading("On the way")
         chart = line_chart(series, x_name="tokens read", y_name="bits per byte, held-out")
-        page.figure(chart, "Held-out bits per byte while training: the median of the seeds, the band spans all of them.")
+        page.figure(
+            chart, "Held-out bits per byte while training: the median of the seeds, the band spans all of them."
+        )
 
 
 def _banded(curves: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
@@ -160,7 +174,12 @@ def _table(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
     for row in rows:
         spreads = [row["metrics"].get(name) for name in names]
         texts.append(
-            [row["label"], *(_spread(s) for s in spreads), *(_cost(row[name]) for name, _ in costs), str(len(row["seeds"]))]
+            [
+                row["label"],
+                *(_spread(s) for s in spreads),
+                *(_cost(row[name]) for name, _ in costs),
+                str(len(row["seeds"])),
+            ]
         )
         keys.append(
             [row["label"], *("" if s is None else s["median"] for s in spreads),

@@ -157,8 +157,6 @@ def scale_settings(name: str) -> ScaleSettings:
     return build_run(ScaleSettings, runs_folder() / "studies" / "scales" / f"{name}.yaml").run
 
 
-
-
 def definition_file(name: str) -> Path:
     """A definition by its name, or a file of the user's own."""
     if name.endswith((".yaml", ".yml")):

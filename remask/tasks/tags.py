@@ -225,7 +225,9 @@ class Tags(TaskKind[Sentence]):
         for sentence, words in zip(items, self._tagged(outputs, rows, items, labels), strict=True):
             true, claimed = set(entities(sentence.tags or ())), set(entities([tag for tag, _ in words]))
             counts_EK.append([len(true & claimed), len(true) + len(claimed)])
-        return metrics.linearised(np.array(counts_EK), lambda means: float(2 * means[0] / means[1]) if means[1] else 0.0)
+        return metrics.linearised(
+            np.array(counts_EK), lambda means: float(2 * means[0] / means[1]) if means[1] else 0.0
+        )
 
     def _mistakes(self, items: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> dict[str, Any]:
         """Sentences with the most entities that were missed or made up."""
