@@ -1,8 +1,8 @@
 """remask: RoBERTa as a tool.
 
 `remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `finetune`, `search`, `evaluate`, `predict`,
-`encode`, `export` and `study` do what the verbs of the command line do (`remask --help`, docs/python.md). Nothing heavy is
-imported here: torch comes with the first thing that needs it.
+`encode`, `export` and `study` do what the verbs of the command line do (`remask --help`, docs/python.md). Nothing
+heavy is imported here: torch comes with the first thing that needs it.
 """
 
 from typing import TYPE_CHECKING, Any

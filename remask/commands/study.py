@@ -1,8 +1,9 @@
-"""`remask study`: the papers' tables, or one's own, at a scale that fits the machine. Not here: the work (remask/studies)."""
+"""`remask study`: the papers' tables, or one's own, at any scale. Not here: the work itself (remask/studies)."""
 
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,9 @@ import click
 
 from remask import api
 from remask.commands import Common, common_options
-from remask.errors import UsageError
-from remask.studies.settings import ALL, SCALES, StudyRun, definition_file
+from remask.errors import GaveUpError, UsageError
+from remask.studies.settings import ALL, PARENT_VARIABLE, SCALES, StudyRun, definition_file
 from remask.workers import die_with_parent
-
-PARENT = "REMASK_STUDY_PARENT"
 
 
 @click.command()
@@ -36,21 +35,21 @@ def command(common: Common, names: str, corpus: tuple[str, ...], row: str | None
 
     remask study table1 --corpus wiki.txt --tasks DIR --scale tiny --out DIR
     """
-    if parent := os.environ.get(PARENT):
+    if parent := os.environ.get(PARENT_VARIABLE):
         die_with_parent(int(parent))
     if row is not None and (common.seed is None or names == "all"):
         raise UsageError("--row K goes with --seed S and one study: they name one run")
     for name in ALL if names == "all" else (names,):
         file = definition_file(name)
-        given = {**options, "corpus": list(corpus) or None}
-        seed, common_of_study = (common.seed, _without_seed(common)) if row is not None else (None, common)
-        run = common_of_study.build(StudyRun, file, **given).run
+        given: dict[str, Any] = {**options, "corpus": list(corpus) or None}
+        # With --row, --seed names the one run, and the study's own first seed stays as it is.
+        run = (replace(common, seed=None) if row is not None else common).build(StudyRun, file, **given).run
         run = run if run.name else run.model_copy(update={"name": file.stem})
         if row is not None:
-            assert seed is not None
+            assert common.seed is not None
             from remask.studies.runner import study_cell
 
-            values = study_cell(run, out, row, seed, progress=common.progress)
+            values = study_cell(run, out, row, common.seed, progress=common.progress)
             common.result(values, f"{values['folder']}: {values['label']}, seed {values['seed']}, done")
         elif common.dry_run:
             values = api.study(run, out=out, progress=common.progress, dry_run=True)
@@ -58,13 +57,8 @@ def command(common: Common, names: str, corpus: tuple[str, ...], row: str | None
         else:
             values = api.study(run, out=out, progress=common.progress)
             common.result(values, "\n".join([*values["findings"], values["page"]]))
-
-
-def _without_seed(common: Common) -> Common:
-    """--seed names the one run; the study's own first seed stays as it is."""
-    from dataclasses import replace
-
-    return replace(common, seed=None)
+            if values["crashed"]:
+                raise GaveUpError(f"{name}: {values['crashed']} runs crashed; {values['page']} shows the others")
 
 
 def _estimate(values: dict[str, Any]) -> str:

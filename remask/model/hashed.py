@@ -133,7 +133,7 @@ def _taken(x_BNSK: torch.Tensor, place_BNP: torch.Tensor) -> torch.Tensor:
 
 
 def _around(x: torch.Tensor, block: int, beyond: bool = False) -> torch.Tensor:
-    """Each block with its two neighbours along dimension 2; one block alone has none. `beyond` marks what is outside."""
+    """Each block with its two neighbours along dimension 2; one alone has none. `beyond` marks what is outside."""
     blocks = x.unflatten(2, (-1, block))
     if blocks.shape[2] == 1:
         return blocks

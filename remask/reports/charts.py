@@ -77,14 +77,16 @@ def dot_chart(rows: Sequence[DotRow], *, label: str, rule: float | None = None) 
             f"<i class='dot' style='left:{to_x(x):.2f}%' title='{escape(_number(x))}'></i>" for x in row.dots
         )
         badge = f" <span class='badge'>{escape(row.badge)}</span>" if row.badge else ""
+        line = f"<i class='dot-line' style='left:{left:.2f}%;width:{max(0.0, right - left):.2f}%'></i>"
+        middle = f"<i class='dot-middle' style='left:{to_x(row.middle):.2f}%'></i>"
+        quiet = " quiet" if row.is_quiet else ""
         parts.append(
-            f"<div class='dot-row{' quiet' if row.is_quiet else ''}'><div class='dot-name'>{escape(row.name)}{badge}</div>"
-            f"<div class='dot-track' title='{title}'>{across}<i class='dot-line' style='left:{left:.2f}%;"
-            f"width:{max(0.0, right - left):.2f}%'></i>{dots}<i class='dot-middle' style='left:{to_x(row.middle):.2f}%'>"
-            f"</i></div><div class='dot-value'>{escape(row.value)}</div></div>"
+            f"<div class='dot-row{quiet}'><div class='dot-name'>{escape(row.name)}{badge}</div>"
+            f"<div class='dot-track' title='{title}'>{across}{line}{dots}{middle}</div>"
+            f"<div class='dot-value'>{escape(row.value)}</div></div>"
         )
-    axis = "".join(f"<span style='left:{to_x(t):.2f}%'>{escape(_number(t))}</span>" for t in marks)
-    axis = f"<div class='dot-row'><div class='dot-name'></div><div class='dot-axis'>{axis}</div><div class='dot-value'></div></div>"
+    numbers = "".join(f"<span style='left:{to_x(t):.2f}%'>{escape(_number(t))}</span>" for t in marks)
+    axis = f"<div class='dot-row'><div></div><div class='dot-axis'>{numbers}</div><div></div></div>"
     return f"<div class='dots' role='group' aria-label='{escape(label)}'>{''.join(parts)}{axis}</div>"
 
 

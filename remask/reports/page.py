@@ -71,7 +71,8 @@ const h=b.parentElement,t=h.closest('table').tBodies[0],i=h.cellIndex,up=h.getAt
 h.parentElement.querySelectorAll('th').forEach(o=>o.removeAttribute('aria-sort'));
 h.setAttribute('aria-sort',up?'ascending':'descending');
 const k=r=>{const v=r.cells[i].dataset.key;return v===''||isNaN(v)?v:+v};
-[...t.rows].sort((p,q)=>{const a=k(p),b=k(q),c=(a==='')-(b==='');return c||(a>b?1:a<b?-1:0)*(up?1:-1)}).forEach(r=>t.append(r))})"""
+const by=(p,q)=>{const a=k(p),b=k(q);return (a==='')-(b==='')||(a>b?1:a<b?-1:0)*(up?1:-1)};
+[...t.rows].sort(by).forEach(r=>t.append(r))})"""
 
 SERVED_AT = "127.0.0.1:8000"  # where `remask serve` answers unless told otherwise
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -130,9 +131,8 @@ class Page:
             + "</tr>"
             for row, row_keys in zip(rows, keys, strict=True)
         )
-        self._parts.append(
-            f"<div class='wide'><table class='sortable'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-        )
+        table = f"<table class='sortable'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        self._parts.append(f"<div class='wide'>{table}</div>")
 
     def table(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Numbers are set right; everything else is text."""

@@ -25,7 +25,7 @@ from remask.config import dump
 from remask.errors import GaveUpError, MissingInputError
 from remask.progress import Progress
 from remask.reports.runs import read_run
-from remask.studies.plan import Cell, Plan, Variant, cell_fingerprint, cell_folder, heldout_data, task_folder, tuned
+from remask.studies.plan import Cell, Plan, Variant, cell_fingerprint, cell_folder, task_folder, tuned
 from remask.studies.settings import MEASURES
 from remask.workers import num_cores
 
@@ -140,7 +140,7 @@ class _Work:
 
         began = time.monotonic()
         judge = measures.open_judge(self.run_folder / "model")
-        heldout = heldout_data(self.cell.variant, self.place.data)
+        heldout = self.place.data[self.cell.variant]
         scale = self.plan.scale
         # Always measured, shown or not: it tells whether the run is broken.
         parts = {"heldout": self._once("heldout", partial(measures.heldout, judge, heldout, scale.heldout_rows))}

@@ -1,4 +1,4 @@
-"""The prepared text of a study: the text itself, other vocabularies, shares of it; and whether held-out text leaks.
+"""The prepared text of a study, with the vocabularies that its rows need; and whether held-out text leaks.
 
 In: --corpus or --data. Out: a prepared folder for every variant that rows need, made by `python -m remask prepare` in
 OUT/data and kept for the next time. A leak is held-out text that stands in the training text, word for word.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from remask import artifacts
 from remask.config import fingerprint
 from remask.errors import ConfigError, GaveUpError, MissingInputError, Stopped
 from remask.progress import Progress
-from remask.studies.plan import Plan, Variant, data_fingerprint
+from remask.studies.plan import PLAIN, Plan, Variant, data_fingerprint
 
 LEAK_TOKENS = 32  # a run of so many tokens that stands in both is no chance
 MAX_LEAK = 0.02  # of such runs: the same formula, licence or table may stand in many documents
@@ -37,31 +37,23 @@ def open_data(plan: Plan, out: Path, progress: Progress) -> dict[Variant, Path]:
         )
     if study.prepared is not None:
         artifacts.open_artifact(Path(study.prepared), "prepared")
-        others = [variant for variant in plan.variants if variant != Variant()]
-        if others:
+        if plan.variants != [PLAIN]:
             raise ConfigError(
-                f"{study.name}: has rows with another vocabulary or a share of the text, which must be prepared: give "
+                f"{study.name}: has rows with a vocabulary of their own, for which the text must be prepared: give "
                 "--corpus PATH… instead of --data"
             )
-        return {Variant(): Path(study.prepared).absolute()}
+        return {PLAIN: Path(study.prepared).absolute()}
     if not study.corpus:
         raise ConfigError("corpus: which text? Give --corpus PATH… or --data PREPARED")
-    folders: dict[Variant, Path] = {}
-    for variant in plan.variants:  # the plain one first: a share takes its vocabulary
-        folders[variant] = _prepared(plan, variant, folders, out, progress)
-    return folders
+    return {variant: _prepared(plan, variant, out, progress) for variant in plan.variants}
 
 
-def _prepared(plan: Plan, variant: Variant, folders: Mapping[Variant, Path], out: Path, progress: Progress) -> Path:
-    paths = [_absolute(path) for path in plan.study.corpus]
-    tokenizer: dict[str, Any] = {"vocab_size": plan.scale.vocab_size, **json.loads(variant.tokenizer or "{}")}
-    text: dict[str, Any] = {"sources": [{"name": "corpus", "paths": paths}]}
-    if variant.share is not None:
-        whole = folders[Variant()]
-        text["max_bytes"] = int(variant.share * artifacts.open_artifact(whole, "prepared").counts["bytes"])
-        tokenizer = {"path": str(whole / "tokenizer")}
-    settings = {"text": text, "tokenizer": tokenizer}
-    name = "plain" if variant == Variant() else f"share-{variant.share:g}" if variant.share else "vocabulary"
+def _prepared(plan: Plan, variant: Variant, out: Path, progress: Progress) -> Path:
+    settings = {
+        "text": {"sources": [{"name": "corpus", "paths": [_absolute(path) for path in plan.study.corpus]}]},
+        "tokenizer": {"vocab_size": plan.scale.vocab_size, **json.loads(variant or "{}")},
+    }
+    name = "vocabulary" if variant else "plain"
     folder = (out / "data" / f"{name}-{fingerprint(settings)[:10]}").absolute()
     if not (folder / artifacts.MANIFEST).is_file():
         with artifacts.output_errors(folder):
@@ -88,18 +80,18 @@ def _absolute(path: str) -> str:
 # -------------------------------------------------------------------------------------------------------- leaks
 
 
-def leaked_share(train: Path, heldout: Path, out: Path) -> float:
+def leaked_share(prepared: Path, out: Path) -> float:
     """The share of held-out runs of tokens that also stand in the training text; measured once and kept."""
     from remask.data.tokens import Tokens
 
-    kept = out / "data" / f"leak-{fingerprint([data_fingerprint(train), data_fingerprint(heldout)])[:10]}.json"
+    kept = out / "data" / f"leak-{data_fingerprint(prepared)[:10]}.json"
     if kept.is_file():
         return float(json.loads(kept.read_bytes())["share"])
     asked = np.unique(
-        np.concatenate([_hashes(ids)[::LEAK_TOKENS] for ids in _sequences(Tokens.open(heldout, "heldout"))])
+        np.concatenate([_hashes(ids)[::LEAK_TOKENS] for ids in _sequences(Tokens.open(prepared, "heldout"))])
     )
     hit = np.zeros(len(asked), bool)
-    for ids in _sequences(Tokens.open(train, "train")):
+    for ids in _sequences(Tokens.open(prepared, "train")):
         present = _hashes(ids)
         place = np.searchsorted(asked, present).clip(max=max(0, len(asked) - 1))
         hit[place[asked[place] == present]] = True

@@ -7,6 +7,7 @@ of tasks are the same for all rows of a study. Not here: training, files of resu
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -172,7 +173,7 @@ def _layer_changes(judge: Judge, batch: Batch) -> Array:
             states.append(x_TD.float())
         row_T = np.repeat(np.arange(len(rows.computed)), rows.computed)
         changes = []
-        for before, after in zip(states, states[1:], strict=False):
+        for before, after in itertools.pairwise(states):
             distance_T = (after - before).norm(dim=1).cpu().numpy()
             cosine_T = torch.nn.functional.cosine_similarity(before, after, dim=1).clamp(-1, 1)
             angle_T = torch.rad2deg(torch.acos(cosine_T)).cpu().numpy()

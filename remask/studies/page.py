@@ -103,25 +103,17 @@ def _differences(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> 
     """Differences from the reference with their intervals, a picture for every metric."""
     page.heading("Differences, with what other seeds and examples might have made of them")
     for metric in (m["name"] for m in values["metrics"]):
-        drawn = []
-        for row in rows:
-            said = row["verdicts"].get(metric)
-            if said is not None:
-                words = {"no difference seen": "none seen"}.get(said["word"], said["word"])
-                drawn.append(
-                    DotRow(
-                        f"{row['label']} − {row['against']}",
-                        (),
-                        said["value"],
-                        said["low"],
-                        said["high"],
-                        f"{said['value']:+.3g} {words}",
-                        is_quiet=said["word"] == "no difference seen",
-                    )  # fmt: skip
-                )
+        drawn = [_difference_row(row, row["verdicts"][metric]) for row in rows if metric in row["verdicts"]]
         if drawn:
             caption = f"{_title(values, metric)} ({_arrow(values, metric)}): difference with its 95 % interval."
             page.figure(dot_chart(drawn, label=f"differences in {_title(values, metric)}", rule=0.0), caption)
+
+
+def _difference_row(row: Row, said: Mapping[str, Any]) -> DotRow:
+    unseen = said["word"] == "no difference seen"
+    words = f"{said['value']:+.3g} {'none seen' if unseen else said['word']}"
+    name = f"{row['label']} − {row['against']}"
+    return DotRow(name, (), said["value"], said["low"], said["high"], words, is_quiet=unseen)
 
 
 def _curves(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
@@ -187,8 +179,8 @@ def _table(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
         )  # fmt: skip
     page.sortable(["row", *(_title(values, n) for n in names), *(title for _, title in costs), "runs"], texts, keys)
     page.text(
-        "Median of the runs, lowest and highest in brackets. Minutes are those of pretraining on one thread. A click on "
-        "a heading sorts."
+        "Median of the runs, lowest and highest in brackets. Minutes are those of pretraining on one thread. A click "
+        "on a heading sorts."
     )
 
 
@@ -220,8 +212,8 @@ def _paper(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
     ]  # fmt: skip
     page.table(["row", *(f"paper: {f}" for f in figures), f"here: {_title(values, metric)}", "do they agree?"], cells)
     page.text(
-        "The paper's figures are of networks and budgets many times as large, on other data: only the order of the rows "
-        "can agree or disagree."
+        "The paper's figures are of networks and budgets many times as large, on other data: only the order of the "
+        "rows can agree or disagree."
     )
 
 
@@ -244,8 +236,6 @@ def _settings(page: Page, values: Mapping[str, Any]) -> None:
         for name in ("tune", "tokenizer"):
             if row[name]:
                 lines.append([row["label"], name, json.dumps(row[name]), "–"])
-        if row["data_share"]:
-            lines.append([row["label"], "share of the text", f"{row['data_share']:g}", "1"])
     if lines:
         page.table(["row", "setting", "value", "in its reference"], lines)
     page.lines([f"{row['label']}: {row['about']}" for row in values["rows"] if row["about"] and not row["note"]])

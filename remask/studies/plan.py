@@ -7,9 +7,10 @@ no label, so a folder made elsewhere fits, and rows that two studies share are d
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from remask.tasks.kinds import task_files
 from remask.tune.settings import FinetuneRun, recipe_of
 
 VERSION = 1  # of what is measured: a new one makes old results other results
-# Settings that may be null and then follow another one, which `times` multiplies in their place.
+# Settings that say how much of another one; `times` multiplies that in their place. data.max_tokens: of the budget.
 _FOLLOWS = {
     "model.embedding_size": "model.hidden_size",
     "data.short_length": "data.length",
@@ -33,12 +34,8 @@ _EIGHTS = ("model.embedding_size", "data.short_length", "data.shorten_to")  # ro
 _DATA_FILES = (".tokens", ".offsets", ".sentences", ".words")
 
 
-@dataclass(frozen=True)
-class Variant:
-    """A way to prepare the text: the study's own, another vocabulary, or a share of it."""
-
-    tokenizer: str = ""  # settings as JSON, so that it can be a key
-    share: float | None = None
+Variant = str  # of the prepared text: settings of another vocabulary as JSON; "": the study's own
+PLAIN: Variant = ""
 
 
 @dataclass(frozen=True)
@@ -67,12 +64,12 @@ class Plan:
                 return cell
         seeds = sorted({cell.seed for cell in self.cells})
         raise ConfigError(
-            f"row {label!r}, seed {seed}: the rows are {', '.join(self.study.rows)}, the seeds {seeds[0]} to {seeds[-1]}"
+            f"row {label!r}, seed {seed}: rows are {', '.join(self.study.rows)}, seeds {seeds[0]} to {seeds[-1]}"
         )
 
     @property
     def variants(self) -> list[Variant]:
-        return list(dict.fromkeys([Variant(), *(cell.variant for cell in self.cells)]))
+        return list(dict.fromkeys([PLAIN, *(cell.variant for cell in self.cells)]))
 
     def origin_of(self, cell: Cell) -> Cell | None:
         return None if cell.origin is None else self.cell(cell.origin, cell.seed)
@@ -83,18 +80,15 @@ def make_plan(study: StudyRun) -> Plan:
     scale = scale_settings(study.scale)
     shared = study.settings if study.base else merge(scale.settings, study.settings)
     runs = {label: _run_of(study, label, study.base or scale.base, shared) for label in study.rows}
-    cells = [
-        Cell(label, seed, row, runs[label].model_copy(update={"seed": seed}), _variant(row), row.start_from or row.model_of)
-        for label, row in study.rows.items()
-        for seed in range(study.seed, study.seed + study.seeds)
-    ]  # fmt: skip
+    cells = []
+    for label, row in study.rows.items():
+        run = runs[row.model_of or label]
+        for seed in range(study.seed, study.seed + study.seeds):
+            own = run.model_copy(update={"seed": seed})
+            cells.append(Cell(label, seed, row, own, _variant(row), row.start_from or row.model_of))
     for label, row in study.rows.items():
         for task in tasks_of(study):
             tuned(Plan(study, scale, ()), task, row, f"{study.name}: rows.{label}.tune")
-    cells = [
-        replace(cell, run=runs[cell.row.model_of].model_copy(update={"seed": cell.seed})) if cell.row.model_of else cell
-        for cell in cells
-    ]
     return Plan(study, scale, tuple(sorted(cells, key=lambda cell: cell.origin is not None)))
 
 
@@ -103,7 +97,7 @@ def _run_of(study: StudyRun, label: str, base: str | None, shared: Mapping[str, 
     place = f"{study.name}: rows.{label}.settings"
     values = merge(shared, row.settings)
     if row.times:
-        before = dump(build_values(PretrainRun, values, place=place, base=base))
+        before = build_values(PretrainRun, values, place=place, base=base)
         for key, factor in row.times.items():
             values = merge(values, _nested(key, _multiplied(before, key, factor, place)))
     for name in ("seed", "prepared", "init_from"):
@@ -112,8 +106,16 @@ def _run_of(study: StudyRun, label: str, base: str | None, shared: Mapping[str, 
     return build_values(PretrainRun, values, place=place, base=base)
 
 
-def _multiplied(before: Mapping[str, Any], key: str, factor: float, place: str) -> float | int:
-    value = _at(before, _FOLLOWS.get(key, key))
+def tokens_of(run: PretrainRun) -> float:
+    """What a run with a budget in steps or tokens reads, padding aside."""
+    if run.train.tokens is not None:
+        return float(run.train.tokens)
+    batch = run.data.batch
+    return float((run.train.steps or 0) * (batch.num_tokens or batch.num_rows * run.data.length))
+
+
+def _multiplied(before: PretrainRun, key: str, factor: float, place: str) -> float | int:
+    value = int(tokens_of(before)) if key == "data.max_tokens" else _at(dump(before), _FOLLOWS.get(key, key))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{place}: times.{key}: {value!r} is no number that could be multiplied")
     if isinstance(value, float):
@@ -136,9 +138,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def _variant(row: StudyRow) -> Variant:
-    import json
-
-    return Variant(json.dumps(row.tokenizer, sort_keys=True) if row.tokenizer else "", row.data_share)
+    return json.dumps(row.tokenizer, sort_keys=True) if row.tokenizer else PLAIN
 
 
 # -------------------------------------------------------------------------------------------------------- tasks
@@ -196,7 +196,6 @@ def cell_fingerprint(plan: Plan, cell: Cell, data: Mapping[Variant, Path]) -> st
         "version": VERSION,
         "run": run,
         "data": data_fingerprint(data[cell.variant]),
-        "heldout": data_fingerprint(heldout_data(cell.variant, data)),
         "origin": None if origin is None else [cell.row.start_from is not None, cell_fingerprint(plan, origin, data)],
         "measures": {name: _limits(scale, name) for name in study.evaluations if name in MEASURES},
         "tasks": {
@@ -212,11 +211,6 @@ def _limits(scale: ScaleSettings, measure: str) -> int | None:
     return {"heldout": scale.heldout_rows, "words": scale.word_documents, "blimp": scale.max_pairs}.get(
         measure, scale.heldout_rows
     )
-
-
-def heldout_data(variant: Variant, data: Mapping[Variant, Path]) -> Path:
-    """All rows with one vocabulary are measured on the same held-out text."""
-    return data[replace(variant, share=None)] if replace(variant, share=None) in data else data[variant]
 
 
 @cache

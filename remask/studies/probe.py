@@ -23,7 +23,7 @@ from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.reports.runs import read_run
 from remask.studies.cells import Place
-from remask.studies.plan import Cell, Plan, Variant, tasks_of, tuned
+from remask.studies.plan import Cell, Plan, Variant, tasks_of, tokens_of, tuned
 
 PROBE_STEPS = 12
 _WARM_STEPS = 4  # the first ones are slower
@@ -96,15 +96,6 @@ def _probed(cell: Cell, prepared: Path, progress: Progress) -> float:
         rows = [row for row in read_run(out).rows if "train/tokens" in row]
         first, last = rows[min(_WARM_STEPS, len(rows) - 2)], rows[-1]
         return (last["time"] - first["time"]) / max(1.0, last["train/tokens"] - first["train/tokens"])
-
-
-def tokens_of(run: PretrainRun) -> float:
-    """What a run with a budget in steps or tokens reads, padding aside."""
-    batch = run.data.batch
-    per_step = batch.num_tokens or batch.num_rows * run.data.length
-    if run.train.tokens is not None:
-        return float(run.train.tokens)
-    return float((run.train.steps or 0) * per_step)
 
 
 def _flops_per_token(run: PretrainRun, vocab_size: int) -> float:

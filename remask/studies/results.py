@@ -19,7 +19,7 @@ from remask.config import differences
 from remask.reports.statistics import Difference, compare, holm, in_words, verdict
 from remask.studies.cells import Place, read_examples, read_result
 from remask.studies.data import MAX_LEAK, leaked_share
-from remask.studies.plan import Plan, heldout_data
+from remask.studies.plan import Plan
 from remask.studies.settings import StudyRun, metrics_of
 
 TITLES = {
@@ -83,7 +83,7 @@ class _Table:
             return [f"crashed: {self.crashed[label, seed]}" if (label, seed) in self.crashed else "not done yet"]
         faults = list(result["broken"])
         cell, data = self.plan.cell(label, seed), self.places[label, seed].data
-        share = leaked_share(data[cell.variant], heldout_data(cell.variant, data), self.out)
+        share = leaked_share(data[cell.variant], self.out)
         if share > MAX_LEAK:
             faults.append(f"held-out text leaks into training: {share:.1%} of it stands there word for word")
         return faults
@@ -123,7 +123,6 @@ class _Table:
             "settings": [[key, old, new] for key, old, new in changed],
             "tune": row.tune,
             "tokenizer": row.tokenizer,
-            "data_share": row.data_share,
             "paper": row.paper,
             "expected": study.expect.get(label),
             "curves": [{"seed": r["seed"], "points": r["curves"]["bits_per_byte"]} for r in results],

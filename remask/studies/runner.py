@@ -24,10 +24,9 @@ from remask.progress import Progress, duration
 from remask.studies.cells import Place, make_cell, place_of, read_result
 from remask.studies.data import open_data
 from remask.studies.plan import Plan, Variant, make_plan, numbered
-from remask.studies.settings import StudyRun
+from remask.studies.settings import PARENT_VARIABLE, StudyRun
 from remask.workers import num_cores, run_tasks
 
-PARENT = "REMASK_STUDY_PARENT"  # a cell's process ends with the one that started it
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")
 _POLL_SECONDS = 0.2
 
@@ -51,12 +50,17 @@ def study(run: StudyRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     out = out.absolute()
     with artifacts.lock(out / run.name):
         data = open_data(plan, out, progress)
-        places = _places(plan, out, data)
-        crashed = _do(plan, places, out, progress)
-        values = summarise(plan, places, out, crashed)
+        crashed = _do(plan, _places(plan, out, data), out, progress)
+        # Looked up again: rows that are the same share the folder that one of them made.
+        values = summarise(plan, _places(plan, out, data), out, crashed)
         artifacts.write_json(out / f"{run.name}.json", values)
         artifacts.write_bytes(out / f"{run.name}.html", study_page(values).encode())
-    return {**values, "page": str(out / f"{run.name}.html"), "json": str(out / f"{run.name}.json")}
+    return {
+        **values,
+        "crashed": len(crashed),
+        "page": str(out / f"{run.name}.html"),
+        "json": str(out / f"{run.name}.json"),
+    }
 
 
 def study_cell(run: StudyRun, out: Path, row: str, seed: int, *, progress: Progress) -> dict[str, Any]:
@@ -94,8 +98,9 @@ def _do(
             if read_result(place) is None and place.fingerprint not in jobs:
                 jobs[place.fingerprint] = _job(run, cell.label, cell.seed, file, out)
         workers = min(run.workers or num_cores(), len(jobs))
-        if jobs:
-            progress.say(f"{run.name}: {len(jobs)} of {len(waiting)} runs to do, {workers} side by side")
+        if not jobs:
+            continue
+        progress.say(f"{run.name}: {len(jobs)} of {len(waiting)} runs to do, {workers} side by side")
         with progress.stage(run.name, len(jobs), "runs") as stage:
             done = run_tasks(
                 _run_job, list(jobs.values()), workers=workers, engine=run.engine, on_done=lambda *_: stage.advance(1)
@@ -115,7 +120,7 @@ def _job(run: StudyRun, label: str, seed: int, file: Path, out: Path) -> _Job:
 
 def _run_job(job: _Job) -> str:
     """The process of a cell; gives "" or what it died of. One thread: cells share the cores among them."""
-    environment = {**os.environ, **dict.fromkeys(_THREADS, "1"), PARENT: str(os.getpid())}
+    environment = {**os.environ, **dict.fromkeys(_THREADS, "1"), PARENT_VARIABLE: str(os.getpid())}
     with open(job.log, "ab") as log:
         command = [sys.executable, "-m", "remask", *job.words]
         process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)

@@ -17,6 +17,7 @@ from remask.errors import ConfigError
 from remask.tasks.specs import TASKS
 from remask.workers import Engine
 
+PARENT_VARIABLE = "REMASK_STUDY_PARENT"  # of the environment: a run's process ends with the one that started it
 SCALES = ("smoke", "tiny", "small", "base")
 Scale = Literal["smoke", "tiny", "small", "base"]
 Outcome = Literal["better", "worse", "same"]
@@ -47,7 +48,6 @@ class StudyRow(Config):
     )
     tune: dict[str, Any] = setting({}, "settings of every fine-tuning run")
     tokenizer: dict[str, Any] = setting({}, "settings of the vocabulary (prepare's tokenizer:); needs --corpus")
-    data_share: float | None = setting(None, "share of the text that it reads; null: all; needs --corpus", gt=0, le=1)
     start_from: str | None = setting(None, "the row whose model, of the same seed, the training goes on from")
     model_of: str | None = setting(None, "the row whose model is taken as it is: only fine-tuning differs")
     against: str | None = setting(None, "the row that it is compared with; null: the study's reference")
@@ -123,7 +123,7 @@ class StudyRun(Config):
         return self
 
     def _check_origin(self, label: str, row: StudyRow) -> None:
-        if row.model_of and (row.settings or row.times or row.start_from or row.tokenizer or row.data_share):
+        if row.model_of and (row.settings or row.times or row.start_from or row.tokenizer):
             raise ValueError(f"rows.{label}: model_of takes a model as it is; only tune may differ")
         origin = row.model_of or row.start_from
         if origin and (self.rows[origin].model_of or self.rows[origin].start_from):
