@@ -97,7 +97,7 @@ def _run_of(study: StudyRun, label: str, base: str | None, shared: Mapping[str, 
     place = f"{study.name}: rows.{label}.settings"
     values = merge(shared, row.settings)
     if row.times:
-        before = build_values(PretrainRun, values, place=place, base=base)
+        before = build_values(PretrainRun, shared, place=f"{study.name}: settings", base=base)
         for key, factor in row.times.items():
             values = merge(values, _nested(key, _multiplied(before, key, factor, place)))
     for name in ("seed", "prepared", "init_from"):
