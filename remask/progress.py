@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from remask.visible import visible
+
 PLAIN_EVERY_SECONDS = 10.0
 
 
@@ -92,7 +94,8 @@ class Progress:
             words.append(f"{_amount(stage.done)} {unit}".strip())
         if stage.note:
             words.append(stage.note)
-        self.say(f"{self._mark()} {' · '.join([*words, duration(stage.seconds)])}")
+        if not self.quiet:
+            self._print(" · ".join([*words, duration(stage.seconds)]), self._mark())
 
     def show(self, stage: Stage) -> None:
         if self.quiet:
@@ -115,7 +118,7 @@ class Progress:
         both = f"{line} · {note}" if note else line
         lines = [both] if len(both) <= width or not note else [line, f"  {note}"]
         self._clear()
-        self.stream.write("\n".join(one[:width] for one in lines))
+        self.stream.write("\n".join(visible(one)[:width] for one in lines))
         self.stream.flush()
         self._drawn = len(lines)
 
@@ -124,9 +127,9 @@ class Progress:
             self.stream.write("\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._drawn - 1))
             self._drawn = 0
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, mark: str = "") -> None:
         self._clear()
-        self.stream.write(line + "\n")
+        self.stream.write(f"{mark} {visible(line)}\n" if mark else f"{visible(line)}\n")
         self.stream.flush()
 
 

@@ -217,7 +217,7 @@ def _serve(link: Connection, parent: int, deadline: Any) -> None:
 def _portable(error: Exception) -> Exception:
     """The error itself where the user should read it; ours with the worker's traceback, which would get lost."""
     if isinstance(error, RemaskError):
-        return type(error)(str(error))
+        return type(error)(*error.args)
     text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))
