@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from remask.answer.runner import BATCH_TOKENS, Check, Reading, Row, Runner
 from remask.errors import DataError, UnavailableError
 from remask.model.packed import for_answers
 from remask.model.settings import Pooling
+from remask.precision import Format
 from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
 from remask.tasks.rows import Rows
-
-Format = Literal["fp32", "bf16", "fp16"]
 
 
 def load(

@@ -212,7 +212,9 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress) -> 
     if run.data.length > run.model.max_length:
         raise ConfigError(f"data.length = {run.data.length}: the model reads at most {run.model.max_length} tokens")
     settings = run.model.model_copy(update={"vocab_size": tokenizer.vocab_size})
-    heads = HeadSettings(masked_lm=True, sentence=run.data.sentence_loss != "none")
+    has_pairs = run.data.sentence_loss != "none"
+    # Only a sentence loss trains the first token; without one the mean of the tokens says more about a text.
+    heads = HeadSettings(masked_lm=True, sentence=has_pairs, pooling="first" if has_pairs else "mean")
     network = build_network(settings, heads, run.seed)
     if run.output_bias == "frequencies":
         _start_at_frequencies(network, _prepared(run))
@@ -271,9 +273,9 @@ def _preflight(
     progress: Progress,
 ) -> dict[str, Any]:
     from remask.model import cost
+    from remask.precision import choose_device, choose_precision, products_per_second
     from remask.train import preflight
     from remask.train.narrow import masters
-    from remask.precision import choose_device, choose_precision, products_per_second
 
     if run.train.trainable_top_layers is not None:
         network.train_top_layers(run.train.trainable_top_layers)

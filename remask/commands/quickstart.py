@@ -24,7 +24,6 @@ import yaml
 from remask.artifacts import lock, output_errors, write_bytes, write_json
 from remask.commands import Common, common_options, program
 from remask.commands.finetune import FinetuneRun
-from remask.commands.finetune import main as finetune
 from remask.commands.prepare import PrepareRun
 from remask.commands.prepare import main as prepare
 from remask.commands.pretrain import PretrainRun
@@ -34,6 +33,7 @@ from remask.config import Config, build_run, differences, dump, setting, to_yaml
 from remask.documents import read_documents
 from remask.errors import ConfigError, DataError, DiskError
 from remask.progress import Progress, duration
+from remask.tune.finetune import finetune
 from remask.workers import num_cores
 
 T = TypeVar("T")
@@ -236,12 +236,12 @@ def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
         found = finetune(build_run(FinetuneRun, options=options).run, folder / start, progress=progress)
         seeds = [one["metrics"]["accuracy"] for one in found["runs"]]
         facts[start] = {"median": found["metrics"]["accuracy"], "seeds": seeds}
-        facts["majority"] = found["data"]["majority_accuracy"]
+        facts["majority"] = found["data"]["baseline"]["accuracy"]
     return facts
 
 
 def _export(out: Path, corpus: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
-    from remask.export.hf import export_hf
+    from remask.exports.hf import export_hf
 
     card = {
         "title": "An encoder made with remask quickstart",

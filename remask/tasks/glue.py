@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.errors import DataError, MissingInputError
-from remask.tasks.settings import Kind, TableSettings
+from remask.tasks.settings import TableSettings
 from remask.tasks.tables import Cells, Example, Table, check_labels, examples_of, read_cells, read_lines, table_format
 
 
@@ -24,7 +24,7 @@ from remask.tasks.tables import Cells, Example, Table, check_labels, examples_of
 class TaskData:
     """What a task is trained and scored on. `note`: what a reader of the scores must know about the split."""
 
-    kind: Kind
+    kind: str
     labels: tuple[str, ...]
     train: Table
     dev: Table

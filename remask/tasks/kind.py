@@ -52,12 +52,18 @@ class Item(Protocol):
 class Heads(Protocol):
     """What a network has on top: model.settings.HeadSettings, which is out of reach from here."""
 
-    num_classes: int | None
-    multilabel: bool
-    num_tags: int | None
-    span: bool
-    answerable: bool
-    choice: bool
+    @property
+    def num_classes(self) -> int | None: ...
+    @property
+    def multilabel(self) -> bool: ...
+    @property
+    def num_tags(self) -> int | None: ...
+    @property
+    def span(self) -> bool: ...
+    @property
+    def answerable(self) -> bool: ...
+    @property
+    def choice(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -245,12 +251,9 @@ class TaskKind(ABC, Generic[ItemT]):
     def mean_outputs(self, models: Sequence[Sequence[Array]], rows: Rows) -> list[Array]:
         """Several models' outputs about the same rows as one model's: the mean of what they hold to be likely."""
 
-    def baseline(
-        self, train: Sequence[ItemT], dev: Sequence[ItemT], labels: tuple[str, ...]
-    ) -> dict[str, float]:
-        """Metrics of what needs no text: always the most frequent answer of the training items (where there is such)."""
+    def baseline(self, train: Sequence[ItemT], dev: Sequence[ItemT], labels: tuple[str, ...]) -> dict[str, float]:
+        """Metrics of always giving the most frequent answer of the training items, where there is one."""
         return {}
-
 
     def worst(self, rows: Sequence[tuple[int, str, str, float]], items: Sequence[ItemT], by: str) -> dict[str, Any]:
         """The mistakes that tell most, for results.json and the report, from (item, what is true, what was said, how

@@ -144,6 +144,30 @@ def calibration(right_N: Array, confidence_N: Array, num_bins: int = 10) -> dict
     return {"expected_calibration_error": error, "bins": bins}
 
 
+# ------------------------------------------------------------------------------------- how sure a score is
+
+SHARES = ("accuracy", "exact")  # metrics that are the share of right answers among independent examples
+Z_95 = 1.959964  # the normal distribution's 97.5th percentile
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` examples."""
+    under = 1 + Z_95**2 / count
+    middle = (share + Z_95**2 / (2 * count)) / under
+    reach = Z_95 * np.sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2)) / under
+    return float(max(0.0, middle - reach)), float(min(1.0, middle + reach))
+
+
+def certainty(name: str, spread: Mapping[str, Any], count: int) -> str:
+    """What stands beside a score: the seeds' spread, or one model's interval where the metric is a share."""
+    if len(spread["seeds"]) > 1:
+        return f"{spread['low']:.4f} to {spread['high']:.4f}"
+    if name not in SHARES or not count:
+        return ""
+    low, high = interval(spread["median"], count)
+    return f"{low:.4f} to {high:.4f} (95 %)"
+
+
 # ---------------------------------------------------------------------------------------------- several seeds
 
 

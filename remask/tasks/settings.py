@@ -10,6 +10,7 @@ from typing import Literal
 
 from remask.config import Config, setting, switch
 
+
 class TableSettings(Config):
     """Which columns of the user's own table hold what."""
 

@@ -259,13 +259,13 @@ class Spans(TaskKind[Question]):
                 wrong.append((number, golds[0] or NO_ANSWER, text or NO_ANSWER, span.score))
         return self.worst(sorted(wrong, key=lambda row: -row[3]), items, "score")
 
-    def baseline(
-        self, train: Sequence[Question], dev: Sequence[Question], labels: tuple[str, ...]
-    ) -> dict[str, float]:
+    def baseline(self, train: Sequence[Question], dev: Sequence[Question], labels: tuple[str, ...]) -> dict[str, float]:
         """The whole passage as the answer; for files with questions that have none, no answer at all."""
         can_refuse = any(not q.answers for q in dev)
         gold = [[text for text, _ in q.answers] for q in dev]
-        scores = score_answers(gold, ["" if can_refuse else q.context for q in dev], [1.0] * len(dev) if can_refuse else None)
+        scores = score_answers(
+            gold, ["" if can_refuse else q.context for q in dev], [1.0] * len(dev) if can_refuse else None
+        )
         return {name: scores[name] for name in ("f1", "exact")}
 
 

@@ -26,7 +26,7 @@ from typing import IO, Any
 import orjson
 
 from remask.errors import ConfigError, DataError, MissingInputError
-from remask.tasks.settings import Kind, TableSettings
+from remask.tasks.settings import TableSettings
 
 MAX_LINE_BYTES = 32_000_000
 _OPENERS: dict[str, Callable[[Path], Any]] = {".gz": gzip.open, ".xz": lzma.open, ".bz2": bz2.open}
@@ -222,13 +222,13 @@ def _parquet(path: Path) -> Iterator[Cells]:
 # ------------------------------------------------------------------------------------------ rows -> examples
 
 
-def read_table(path: Path, kind: Kind, settings: TableSettings, *, labelled: bool = True) -> Table:
+def read_table(path: Path, kind: str, settings: TableSettings, *, labelled: bool = True) -> Table:
     """Examples of a classifier, a regression or a multi-label task. `labelled=False`: labels are not looked at."""
     return examples_of(path, read_cells(path, quoted=settings.quoted), kind, settings, labelled=labelled)
 
 
 def examples_of(
-    path: Path, rows: Iterable[Cells], kind: Kind, settings: TableSettings, *, labelled: bool = True
+    path: Path, rows: Iterable[Cells], kind: str, settings: TableSettings, *, labelled: bool = True
 ) -> Table:
     """Rows of cells -> examples; `path` is for messages."""
     assert kind in ("classify", "regress", "multilabel")
@@ -285,7 +285,7 @@ def text_of(cells: Cells, column: str) -> str:
     return value
 
 
-def _label(cells: Cells, settings: TableSettings, kind: Kind) -> Any:
+def _label(cells: Cells, settings: TableSettings, kind: str) -> Any:
     value = cells.values.get(settings.label)
     if kind == "multilabel":
         return _label_names(value, settings)
@@ -330,7 +330,7 @@ def _shown(value: Any) -> str:
 # ----------------------------------------------------------------------------------------------------- labels
 
 
-def label_names(table: Table, kind: Kind) -> tuple[str, ...]:
+def label_names(table: Table, kind: str) -> tuple[str, ...]:
     """The classes of a training table in a stable order: as numbers where all are numbers, else as text."""
     names = {name for e in table.examples for name in (e.label if kind == "multilabel" else (e.label,))}
     try:
@@ -348,7 +348,7 @@ def label_names(table: Table, kind: Kind) -> tuple[str, ...]:
     return tuple(ordered)
 
 
-def check_labels(table: Table, names: Sequence[str], kind: Kind, whose: str = UNSEEN) -> None:
+def check_labels(table: Table, names: Sequence[str], kind: str, whose: str = UNSEEN) -> None:
     """A label that the training data never showed cannot be answered: an error that lists them, with a place each."""
     known = set(names)
     unseen: dict[str, str] = {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remask.errors import ConfigError, DataError
+from remask.errors import ConfigError
 from remask.progress import counted
 from remask.schema import Batch
 from remask.tasks import metrics
@@ -129,8 +129,10 @@ class TextKind(TaskKind[Example]):
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
     ) -> Labelled[Example]:
-        named = task is not None and task in TASKS
-        examples = read_glue_file(task, TASKS[task], path) if named else read_table(path, self.name, table)
+        if task is not None and task in TASKS:
+            examples = read_glue_file(task, TASKS[task], path)
+        else:
+            examples = read_table(path, self.name, table)
         self._check_labels(examples, labels, foreign_labels(labels))
         return Labelled(examples.examples, (), {"dropped": dict(examples.dropped)})
 
@@ -295,9 +297,7 @@ class Classify(TextKind):
 
     def baseline(self, train: Sequence[Example], dev: Sequence[Example], labels: tuple[str, ...]) -> dict[str, float]:
         often = labels.index(most_frequent([e.label for e in train]))
-        return metrics.classification(
-            np.array(self.label_values(dev, labels)), np.full(len(dev), often), labels
-        )
+        return metrics.classification(np.array(self.label_values(dev, labels)), np.full(len(dev), often), labels)
 
 
 class Regress(TextKind):
@@ -385,9 +385,7 @@ class MultiLabel(TextKind):
         assert batch.labels is not None
         right_BC = (logits > 0) == (batch.labels > 0.5)
         if batch.weights_B is None:
-            return {
-                "task": F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-            }, right_BC.sum()
+            return {"task": F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")}, right_BC.sum()
         losses_B = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none").sum(1)
         return {"task": weighted(losses_B, batch)}, weighted(right_BC.sum(1), batch)
 

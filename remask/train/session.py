@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from remask.artifacts import Artifact, open_artifact, output_errors
 from remask.config import differences
 from remask.errors import ConfigError, DataError, GaveUpError, Stopped
+from remask.precision import Precision, choose_device, choose_precision, products_per_second
 from remask.progress import Progress
 from remask.schema import Batch, BatchSource, Objective
 from remask.train import budget, checkpoint, slices
@@ -31,7 +32,6 @@ from remask.train.identity import refuse, shown
 from remask.train.log import Metrics, Window, plain
 from remask.train.narrow import NarrowWeights
 from remask.train.optim import Average, Optimizer
-from remask.precision import Precision, choose_device, choose_precision, products_per_second
 from remask.train.schedule import lr_fraction
 from remask.train.settings import TrainSettings
 from remask.train.sharding import Gathered, Shards, shard

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "remask"
 
 BASE = {"errors", "config", "schema"}
 GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator", "visible"}
+ANSWERING = {"tokenizer", "data", "tasks", "model", "precision", "answer"}
 # package -> what it may import of remask, besides itself
 MAY_IMPORT = {
     "errors": set(),
@@ -26,17 +27,22 @@ MAY_IMPORT = {
     "documents": BASE | {"artifacts", "visible"},
     "workers": {"errors", "signals"},
     "allocator": set(),
+    "precision": {"errors"},
     "text": GROUND,
     "tokenizer": GROUND,
     "data": GROUND | {"tokenizer"},
     "model": BASE | {"artifacts"},
     "objectives": BASE | {"model"},
-    "task_objectives": BASE | {"model"},
-    "train": GROUND,
+    "train": GROUND | {"precision"},
     "tasks": GROUND | {"tokenizer", "data"},
-    "export": GROUND | {"tokenizer", "model"},
-    "serve": GROUND | {"tokenizer", "data", "tasks", "model", "export"},
-    "study": GROUND,
+    "task_objectives": BASE | {"model", "tasks"},
+    "study": GROUND | {"tasks"},
+    "exports": GROUND | {"tokenizer", "model", "tasks"},
+    "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
+    "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
+    "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune"},
+    "serve": GROUND | ANSWERING,
+    "api": GROUND | ANSWERING | {"tune", "evaluation", "exports"},
 }
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from remask.serve.engine import Model
 
 import remask
 from remask.errors import DataError, MissingInputError, UnavailableError
 from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import save_model
-from remask.serve.engine import Model
 from remask.tasks.race import ChoiceQuestion, encode_choices
 from remask.tokenizer import load_tokenizer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from remask.tasks.ensemble import mean_outputs
 from remask.tasks.predict import softmax
+
 from remask.tasks.rows import Rows
 
 

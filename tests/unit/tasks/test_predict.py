@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from remask.tasks.predict import answers, describe, row_outputs, score, softmax, worst
 
 from remask import signals
 from remask.errors import Stopped
-from remask.tasks.predict import answers, describe, row_outputs, score, softmax, worst
 from remask.tasks.rows import Rows
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from remask.tasks.stream import Columns, chunks, read_rows
 
 from remask.errors import UsageError
 from remask.tasks.answer_files import check_name, write_rows
 from remask.tasks.settings import TableSettings
-from remask.tasks.stream import Columns, chunks, read_rows
 from remask.tasks.tables import Cells, read_cells
 
 

@@ -21,10 +21,10 @@ from torch import Tensor
 from remask.artifacts import Artifact, publish
 from remask.config import dump
 from remask.errors import DataError
-from remask.export.card import model_card
+from remask.exports.card import model_card
 from remask.model.adapters import ADAPTER, ADAPTER_FILES
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
-from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, TASK_JSON, read_hf_folder
+from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, TASK_JSON, pooling_read_as, read_hf_folder
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
@@ -125,7 +125,7 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, card: Mapping[s
             (aside / ADAPTER).mkdir()  # of a LoRA run, whose merged weights are these: for peft, over the start
             for path in adapter.present(ADAPTER_FILES):
                 shutil.copyfile(path, aside / ADAPTER / path.name)
-        if side or (heads.pooling == "mean" and kind != "Model" and family != "modernbert"):
+        if side or (kind != "Model" and heads.pooling != pooling_read_as(family, kind, heads.pooling)):
             write_json(aside / SIDE_JSON, {"heads": dump(heads)})
         if side:
             write_weights(aside / SIDE_WEIGHTS, side)

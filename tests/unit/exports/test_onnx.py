@@ -17,10 +17,10 @@ from click.testing import CliRunner
 import remask
 from remask.__main__ import cli
 from remask.errors import ConfigError, DataError, OutputError, UnavailableError, UsageError
-from remask.export import graph, verify
-from remask.export import onnx as onnx_folder
-from remask.export.card import snippet
-from remask.export.onnx import Bound, Scores, export_onnx
+from remask.exports import graph, verify
+from remask.exports import onnx as onnx_folder
+from remask.exports.card import snippet
+from remask.exports.onnx import Bound, Scores, export_onnx
 from remask.model.network import build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import save_model

@@ -17,17 +17,17 @@ from typing import Any, Literal
 
 from remask.artifacts import Artifact, publish
 from remask.errors import DataError, RemaskError
-from remask.export import verify
-from remask.export.card import graph_card
-from remask.export.graph import Graph, left_out, need, run_network, write_graph
-from remask.export.hf import (
+from remask.exports import verify
+from remask.exports.card import graph_card
+from remask.exports.graph import Graph, left_out, need, run_network, write_graph
+from remask.exports.hf import (
     Source,
     open_with_tokenizer,
     write_json,
     write_sentence_transformers,
     write_tokenizer,
 )
-from remask.export.quantize import quantise
+from remask.exports.quantize import quantise
 from remask.model.interop import TASK_JSON
 from remask.model.interop_config import SpecialIds, no_class, write_config
 from remask.model.interop_weights import export_kind

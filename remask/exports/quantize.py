@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from remask.errors import ConfigError
-from remask.export.graph import need
+from remask.exports.graph import need
 
 QUANTISED = ("MatMul", "Gather")
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 
 import remask
 from remask.errors import DataError, OutputError
-from remask.export.hf import export_hf, open_source
+from remask.exports.hf import export_hf, open_source
 from remask.model.network import build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import open_model, save_model
