@@ -192,7 +192,7 @@ FINETUNE: dict[str, Any] = {
 }
 FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "rows.stride": {"task": "squad1", "rows.max_length": 64, "rows.stride": 8},
-    "rows.overlap": {"rows.long_texts": "windows"},
+    "rows.overlap": {"rows.long_texts": "windows", "rows.max_length": 8},
     "rows.max_windows": {"rows.long_texts": "windows", "rows.max_length": 8},
     "table.bad_rows": {"train_file": "bad.jsonl"},
     "pooling": {"pooling": "mean"},
