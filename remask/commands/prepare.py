@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ def _make(
     artifacts.begin(work, {"documents": documents.artifact.fingerprint, "vocabulary": vocabulary}, _MADE, _INPUTS)
     tokenizer = _timed(seconds, "vocabulary", lambda: _make_vocabulary(run, documents, work, progress))
     shards = _timed(seconds, "tokens", lambda: _make_shards(run, documents, tokenizer, work, progress))
-    counts = _counts(documents, tokenizer, shards)
+    counts = _prepared_counts(documents, tokenizer, shards)
     shutil.copyfile(documents.artifact.path(DROPS), work / "prepared" / DROPS)
     if run.keep_documents:
         shutil.rmtree(work / "prepared" / "documents", ignore_errors=True)
@@ -309,7 +309,12 @@ def _train(run: PrepareRun, documents: Documents, work: Path, progress: Progress
 
     settings = run.tokenizer
     portions = plan_blocks(documents.of("train"))
-    fast = _fast_counting(settings, portions, progress)
+
+    def counts_alike(sample: list[bytes]) -> bool:
+        return training.count_pieces(sample, settings, True) == training.count_pieces(sample, settings, False)
+
+    does = "cuts this text differently from"
+    fast = settings.kind == "byte-bpe" and _agrees_on_sample(run, portions, counts_alike, does, progress)
     tasks = [
         training.CountTask(portion, work / "counts" / name, work / "counted" / f"{name}.json", settings, fast)
         for portion in portions
@@ -344,31 +349,28 @@ def _megabytes(tasks: Sequence[Any]) -> float:
     return sum(task.blocks.num_bytes for task in tasks) / 1e6
 
 
-def _fast_counting(settings: TokenizerSettings, portions: Sequence[Blocks], progress: Progress) -> bool:
-    """Whether gigatoken is there, wanted, and cuts this text into the same words."""
-    from remask.tokenizer import training
-
-    if settings.kind != "byte-bpe" or not _accelerator(settings, progress):
-        return False
-    sample = _sample(portions, settings.newlines, CHECK_BYTES)
-    try:
-        same = training.count_pieces(sample, settings, True) == training.count_pieces(sample, settings, False)
-    except Exception:  # another library's panic of any kind means: do not use it
-        same = False
-    if not same:
-        progress.warn("gigatoken cuts this text differently from tokenizers: going on without it, more slowly")
-    return same
-
-
-def _accelerator(settings: TokenizerSettings, progress: Progress) -> bool:
-    if settings.accelerator == "none":
+def _agrees_on_sample(
+    run: PrepareRun,
+    portions: Sequence[Blocks],
+    same: Callable[[list[bytes]], bool],
+    does: str,
+    progress: Progress,
+) -> bool:
+    """Whether gigatoken is wanted, is there, and does with a sample of this text what the tokenizers library does."""
+    if run.tokenizer.accelerator == "none":
         return False
     try:
         import gigatoken  # noqa: F401
     except ImportError:
         progress.detail("gigatoken is not installed; pip install 'remask[fast]' makes this step faster")
         return False
-    return True
+    try:
+        agrees_here = same(_sample(portions, run.tokenizer.newlines, CHECK_BYTES))
+    except Exception:  # another library's panic of any kind means: do not use it
+        agrees_here = False
+    if not agrees_here:
+        progress.warn(f"gigatoken {does} tokenizers: going on without it, more slowly")
+    return agrees_here
 
 
 def _sample(portions: Sequence[Blocks], newlines: Newlines, num_bytes: int) -> list[bytes]:
@@ -384,7 +386,10 @@ def _make_shards(
     run: PrepareRun, documents: Documents, tokenizer: Tokenizer, work: Path, progress: Progress
 ) -> list[ShardTask]:
     portions = [portion for split in SPLITS for portion in plan_blocks(documents.of(split))]
-    fast = _fast_encoding(run.tokenizer, tokenizer, portions, progress)
+    does = "gives this text other ids than"
+    fast = tokenizer.kind == "byte-bpe" and _agrees_on_sample(
+        run, portions, lambda sample: agrees(tokenizer, sample), does, progress
+    )
     numbers: dict[str, int] = {}
     tasks = []
     for portion in portions:
@@ -421,21 +426,10 @@ def _make_shards(
     return tasks
 
 
-def _fast_encoding(
-    settings: TokenizerSettings, tokenizer: Tokenizer, portions: Sequence[Blocks], progress: Progress
-) -> bool:
-    if tokenizer.kind != "byte-bpe" or not _accelerator(settings, progress):
-        return False
-    same = agrees(tokenizer, _sample(portions, settings.newlines, CHECK_BYTES))
-    if not same:
-        progress.warn("gigatoken gives this text other ids than tokenizers: going on without it, more slowly")
-    return same
-
-
 # --------------------------------------------------------------------------------------------------- the result
 
 
-def _counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTask]) -> dict[str, Any]:
+def _prepared_counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTask]) -> dict[str, Any]:
     shards = [read_facts(task) for task in tasks]
     histograms = {split: np.zeros(tokenizer.vocab_size, np.int64) for split in SPLITS}
     for task, shard in zip(tasks, shards, strict=True):
