@@ -2,8 +2,9 @@
 
 In: a function that fills a folder. Out: the folder under its final name with `manifest.json` (stage, version,
 config, fingerprints of the inputs, counts, size and sha256 of each file), written last. A folder without a manifest
-does not exist for any reader. Also here: one run per folder (`lock`), and finding the newest good one of several
-(`newest`). Not here: what is inside any stage's files.
+does not exist for any reader. Also here: files that are never overwritten (`put_new`, `write_page`), work that goes on
+after a stop (`work_on`), one run per folder (`lock`), and finding the newest good one of several (`newest`). Not here:
+what is inside any stage's files.
 """
 
 from __future__ import annotations
@@ -21,13 +22,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remask.errors import DataError, DiskError, MissingInputError, OutputError, RemaskError, UnavailableError
+from remask.config import differences
+from remask.errors import (
+    ConfigError,
+    DataError,
+    DiskError,
+    MissingInputError,
+    OutputError,
+    RemaskError,
+    UnavailableError,
+)
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
 _CHUNK = 1 << 20
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
+_AT_FDCWD, _RENAME_NOREPLACE, _RENAME_EXCHANGE = -100, 1, 2  # of Linux's renameat2
+# Stands in every page that remask writes: such a page may be replaced, any other file may not.
+PAGE_MARK = '<meta name="generator" content="remask">'
 
 
 @dataclass(frozen=True)
@@ -72,8 +84,8 @@ def publish(
     with output_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         _restore(folder)
-        if folder.exists() and not replace:
-            raise OutputError(f"{folder}: exists already; choose another --out or remove it")
+        if not replace:
+            check_free(folder)
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir()
         counts = dict(fill(aside) or {})
@@ -142,8 +154,16 @@ def _restore(folder: Path) -> None:
 
 def _exchange(one: Path, two: Path) -> bool:
     """Two paths change places in one step; False where the system or the file system has no such step."""
-    rename = getattr(ctypes.CDLL(None), "renameat2", None)
-    return bool(rename) and rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two), _RENAME_EXCHANGE) == 0
+    return _renameat2(one, two, _RENAME_EXCHANGE) == 0
+
+
+def _renameat2(one: Path, two: Path, flags: int) -> int:
+    """0, or the number of what the system says; ENOSYS where it has no such call."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return errno.ENOSYS
+    failed = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two), flags)
+    return ctypes.get_errno() if failed else 0
 
 
 def _fingerprint(manifest: Mapping[str, Any]) -> str:
@@ -165,6 +185,41 @@ def write_bytes(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         aside.rename(path)
         _sync_folder(path.parent)
+
+
+# ------------------------------------------------------------------------------------- files that stay as they are
+
+
+def check_free(out: Path) -> None:
+    """Refuse a name that is taken: what another command or a person made is never overwritten."""
+    if out.exists() or out.is_symlink():
+        raise OutputError(f"{out}: exists already; choose another --out or remove it")
+
+
+def put_new(whole: Path, out: Path) -> None:
+    """A finished file under its final name, synced, in one step; refused where that name was taken meanwhile."""
+    with output_errors(out):
+        sync_file(whole)
+        refused = _renameat2(whole, out, _RENAME_NOREPLACE)
+        if refused == errno.EEXIST:
+            check_free(out)
+        elif refused:  # a file system without this step
+            check_free(out)
+            whole.rename(out)
+        _sync_folder(out.parent)
+
+
+def write_page(out: Path, page: str) -> None:
+    """A page with `PAGE_MARK`, whole or not at all; only another such page is replaced."""
+    assert PAGE_MARK in page
+    if out.exists() or out.is_symlink():
+        with output_errors(out):
+            is_page = out.is_file() and PAGE_MARK.encode() in out.read_bytes()[:4096]
+        if not is_page:
+            raise OutputError(f"{out}: exists already and is no page of remask; choose another --out or remove it")
+    with output_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(out, page.encode())
 
 
 @contextlib.contextmanager
@@ -303,19 +358,129 @@ def newest(parent: Path, pattern: str, stage: str, warn: Callable[[str], None]) 
     return None
 
 
+# -------------------------------------------------------------------------------------------- work that goes on
+
+
+@dataclass
+class Work:
+    """What is done so far of a file that is on its way, in a folder of its own. `result`: it is all done."""
+
+    folder: Path
+    out: Path
+    result: dict[str, Any] | None = None
+
+    def path(self, name: str) -> Path:
+        return self.folder / name
+
+    def piece(self, number: int) -> Path:
+        return self.folder / f"part-{number:06d}"
+
+    def pieces(self) -> list[Path]:
+        """Those that are done, in order."""
+        return sorted(self.folder.glob("part-*"))
+
+    def keep(self, number: int, data: bytes) -> None:
+        """A piece that need not be done again."""
+        write_bytes(self.piece(number), data)
+
+    def finish(self, whole: Path, result: Mapping[str, Any], beside: Mapping[Path, Path] | None = None) -> None:
+        """The finished file under its name, and `beside` it others that belong to it, which come first. Their own old
+        ones are replaced; the file itself is new."""
+        with output_errors(self.out):
+            sync_file(whole)
+            write_json(self.path(_RESULT), {"sha256": sha256_of(whole), "result": dict(result)})
+            for source, target in (beside or {}).items():
+                sync_file(source)
+                source.replace(target)
+        put_new(whole, self.out)
+        self.result = dict(result)
+
+
+_KEY, _RESULT = "key.json", "result.json"
+
+
+@contextlib.contextmanager
+def work_on(out: Path, key: Mapping[str, Any]) -> Iterator[Work]:
+    """Work on a new file that goes on after a stop, by one process at a time.
+
+    Pieces are kept in `.NAME.work` beside it, under `key`: what makes two commands the same one. The same command finds
+    them again; another one is refused once there is something to lose. A file that stands there already is refused
+    unless this very work put it there and was stopped before it could say so."""
+    folder = out.with_name(f".{out.name}.work")
+    if not folder.is_dir():
+        check_free(out)
+    with lock(folder):
+        work = Work(folder, out)
+        try:
+            _begin(work, json.loads(json.dumps(key)))
+            yield work
+        finally:
+            if work.result is not None or not work.pieces():
+                shutil.rmtree(folder, ignore_errors=True)  # done, or nothing to lose
+
+
+def _begin(work: Work, key: Mapping[str, Any]) -> None:
+    kept = work.path(_KEY)
+    known = json.loads(kept.read_bytes()) if kept.is_file() else None
+    changed = differences(known, key) if known is not None else []
+    if changed and work.pieces():
+        lines = "\n".join(f"  {name}: {json.dumps(old)} -> {json.dumps(new)}" for name, old, new in changed)
+        raise ConfigError(
+            f"{work.out}: another command began this file; choose another --out or remove {work.folder}:\n{lines}"
+        )
+    if work.out.exists() or work.out.is_symlink():
+        if not changed and work.path(_RESULT).is_file():
+            done = json.loads(work.path(_RESULT).read_bytes())
+            if work.out.is_file() and sha256_of(work.out) == done["sha256"]:
+                work.result = done["result"]
+                return
+        check_free(work.out)
+    if known is None or changed:
+        write_json(kept, key)
+
+
 @contextlib.contextmanager
 def lock(folder: Path) -> Iterator[None]:
     """One run at a time in a folder; the lock goes with the process, however it ends."""
+    handle = _lock_file(folder)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """Processes that want to make the same thing in a folder come here together: one makes it, the others wait."""
     with output_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
     try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _lock_file(folder: Path) -> int:
+    """The open file that holds the lock. Whoever held it before may have removed the folder meanwhile: then what was
+    locked is no longer what stands there, and it is tried again."""
+    while True:
+        with output_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            except FileNotFoundError:
+                continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(handle).st_ino == os.stat(folder / ".lock").st_ino:
+                return handle
+        except FileNotFoundError:
+            pass
         except OSError:
+            os.close(handle)
             raise UnavailableError(
                 f"{folder}: another remask is running there; wait for it or choose another --out"
             ) from None
-        yield
-    finally:
         os.close(handle)

@@ -38,7 +38,7 @@ def command(words: str, out: Path, common: Common) -> None:
 
 def main(run: ImportRun, out: Path | None) -> dict[str, Any]:
     """Check everything; write unless `out` is None."""
-    from remask.export.hf import open_foreign, write_own
+    from remask.exports.hf import open_foreign, write_own
     from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
     from remask.model.interop_config import family_for
 

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -31,7 +30,9 @@ from remask.tasks.tags import Tags
 from remask.tasks.texts import Classify, MultiLabel, Regress
 
 TASK_JSON = "task.json"
-KINDS: dict[str, TaskKind] = {kind.name: kind for kind in (Classify(), Regress(), MultiLabel(), Tags(), Spans(), Choices())}
+KINDS: dict[str, TaskKind] = {
+    kind.name: kind for kind in (Classify(), Regress(), MultiLabel(), Tags(), Spans(), Choices())
+}
 # The user's own files: the name of a task -> its kind.
 OWN_TASKS = {
     "classify": "classify", "regress": "regress", "multilabel": "multilabel", "pair": "classify", "ner": "tags",
@@ -172,5 +173,3 @@ def check_same_labels(problem: Problem, labels: Sequence[str]) -> None:
     if tuple(labels) != problem.labels:
         ours, theirs = ", ".join(problem.labels[:8]), ", ".join(tuple(labels)[:8] or ("none",))
         raise DataError(f"task {problem.task} has the labels {ours}, the model has {theirs}")
-
-

@@ -46,6 +46,7 @@ from remask.workers import Engine, run_tasks
 
 UNPACK_BYTES = 4 << 20
 SMALL_BYTES = 2 << 20
+WATCHED_BYTES = 200_000
 _SPLITS = {TRAIN: "train", HELDOUT: "heldout"}
 
 
@@ -228,12 +229,18 @@ def _read(
         def on_done(index: int, facts: dict[str, Any]) -> None:
             stage.advance(0 if index in before else sizes[index])
 
-        facts = run_tasks(make_part, tasks, workers=workers, engine=engine, on_done=on_done)
+        without = Task.without if any(map(_needs_watching, (file for found in files for file in found))) else None
+        facts = run_tasks(make_part, tasks, workers=workers, engine=engine, on_done=on_done, without=without)
     parts, first = [], 0
     for task, fact in zip(tasks, facts, strict=True):
         parts.append(Part(task.folder, fact["source"], first, fact["documents"]))
         first += fact["documents"]
     return facts, parts
+
+
+def _needs_watching(file: InputFile) -> bool:
+    """Whether reading it could take long enough to be given up, which takes a process of its own."""
+    return file.size > WATCHED_BYTES or (bool(file.compression) and file.size > 0)
 
 
 # --------------------------------------------------------------------------------------------------- shards

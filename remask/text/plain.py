@@ -12,7 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from remask.text.files import InputFile, as_utf8, open_stream
+from remask.streams import UTF8, as_utf8, open_stream
+from remask.text.files import InputFile
 from remask.text.records import Damaged, Document, Drop, Portion, Reading, cut_point
 from remask.text.settings import Layout
 
@@ -62,7 +63,8 @@ def portion_blocks(portion: Portion, reading: Reading) -> Iterator[bytes]:
     length = portion.end - portion.start if portion.end is not None else None
     expansion = reading.source.max_expansion
     with open_stream(portion.path, portion.compression, expansion, portion.start, length) as stream:
-        yield from iter(stream.block, b"") if portion.start else as_utf8(stream)
+        plain = portion.start and reading.source.encoding == UTF8
+        yield from iter(stream.block, b"") if plain else as_utf8(stream, reading.source.encoding)
 
 
 def split_records(

@@ -12,8 +12,11 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from remask.config import Config, setting, switch
+from remask.tables.form import TableForm
 
-Kind = Literal["auto", "text", "jsonl", "csv", "tsv", "parquet", "arrow", "html", "wikipedia", "warc", "hf", "pydocs"]
+Kind = Literal[
+    "auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "html", "wikipedia", "warc", "hf", "pydocs"
+]  # fmt: skip
 Layout = Literal["guess", "blank", "line", "file", "wikitext"]
 
 
@@ -24,7 +27,7 @@ class StoriesSettings(Config):
     keep_fraction: float = setting(0.1, "The share of the source's documents that is kept, best first.", gt=0, le=1)
 
 
-class SourceSettings(Config):
+class SourceSettings(TableForm):
     """One place that text comes from."""
 
     name: str = setting("corpus", "Names the source in shards, counts and logs.", pattern=r"^[A-Za-z0-9_-]{1,64}$")

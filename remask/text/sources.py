@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pyarrow.parquet as pq
 
+from remask.tables.columnar import parquet_groups
 from remask.text import plain, tables, web
 from remask.text.files import InputFile
 from remask.text.plain import BLANK_LINE, LINE_END, WIKITEXT_TITLE
@@ -34,11 +35,12 @@ def read_unknown(portion: Portion, reading: Reading) -> Iterator[Document | Drop
 
 READERS: dict[str, Reader] = {
     "text": plain.read_text,
-    "jsonl": tables.read_jsonl,
-    "csv": tables.read_csv,
-    "tsv": tables.read_csv,
-    "parquet": tables.read_parquet,
-    "arrow": tables.read_arrow,
+    "jsonl": tables.read_table,
+    "json": tables.read_table,
+    "csv": tables.read_table,
+    "tsv": tables.read_table,
+    "parquet": tables.read_table,
+    "arrow": tables.read_table,
     "hf": tables.read_hf,
     "html": web.read_html,
     "warc": web.read_warc,
@@ -48,7 +50,7 @@ READERS: dict[str, Reader] = {
 }
 
 
-TABLES = ("jsonl", "csv", "tsv", "parquet", "arrow", "hf")  # kinds with named columns
+TABLES = ("jsonl", "json", "csv", "tsv", "parquet", "arrow", "hf")  # kinds with named columns
 
 
 def read_portion(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
@@ -95,7 +97,7 @@ def portions(files: list[InputFile], source: int, layout: Layout) -> Iterator[Po
             elif file.kind == "text" and layout in ("blank", "wikitext"):
                 cuts = _cuts(file, BLANK_LINE if layout == "blank" else WIKITEXT_TITLE)
             elif file.kind == "parquet":
-                cuts = tables.parquet_groups(file.path, PORTION_BYTES)
+                cuts = parquet_groups(file.path, PORTION_BYTES)
         ends: list[int | None] = [*cuts[1:], None]
         for start, end in zip(cuts, ends, strict=True):
             size = file.size // len(cuts)

@@ -193,6 +193,7 @@ def test_mnli_first_its_second_dev_file_and_the_leaderboard(
 def test_another_tasks_encoder_is_kept_and_its_head_is_not(task_model: Path, tmp_path: Path, task: str) -> None:
     """RTE has other classes than MNLI; CoLA has the same, 0 and 1, as MRPC."""
     from remask.commands.finetune_part import fresh_network
+
     from remask.model.store import open_model
 
     data = write_inference(write_cola(tmp_path / "glue"))

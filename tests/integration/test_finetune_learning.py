@@ -86,7 +86,7 @@ def test_lora_learns_and_its_adapter_answers_the_same_in_peft(task_model: Path, 
     import transformers
 
     import remask
-    from remask.export.hf import export_hf
+    from remask.exports.hf import export_hf
 
     train = write_rows(tmp_path / "t.jsonl", 200, 1)
     run = run_for(task_model, train, **{"learn": "lora", "train.epochs": 6.0})

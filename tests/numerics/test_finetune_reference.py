@@ -16,7 +16,7 @@ import torch
 
 from remask.commands import finetune
 from remask.config import build_run
-from remask.export.hf import export_hf
+from remask.exports.hf import export_hf
 from remask.progress import Progress
 
 STEPS = 5

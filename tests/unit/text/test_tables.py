@@ -125,7 +125,7 @@ def test_a_large_parquet_file_is_split_and_the_same(tmp_path: Path, texts, build
     monkeypatch.setattr(sources, "PORTION_BYTES", 2000)
     split = build(path)
     assert split.artifact.fingerprint == whole.artifact.fingerprint
-    assert split.shards[0].place(59).endswith("row 59")
+    assert split.shards[0].place(59).endswith("row 60")
 
 
 def test_compressed_parquet_and_long_texts(tmp_path: Path, texts, build) -> None:
@@ -152,3 +152,22 @@ def test_data_sets_on_disk(tmp_path: Path, texts, build, all_texts) -> None:
     assert all_texts(build(SourceSettings(paths=(str(tmp_path / "parts"),), kind="hf"))) == wanted[:2]
     with pytest.raises(MissingInputError, match="has no split dev; there are: train"):
         build(SourceSettings(paths=(f"hf:{tmp_path / 'parts'}",), hf_split="dev"))
+
+
+def test_the_one_reader_of_tables_serves_prepare_too(tmp_path: Path, texts, build, all_texts) -> None:
+    """JSON arrays, other delimiters and encodings, files without a header: as in finetune and predict."""
+    wanted = [f"{next(texts)} café" for _ in range(3)]
+    (tmp_path / "a.json").write_text(json.dumps({"version": 1, "rows": [{"text": text} for text in wanted]}, indent=1))
+    assert all_texts(build(tmp_path / "a.json")) == wanted
+    (tmp_path / "lines.json").write_text("\n".join(json.dumps({"text": text}) for text in wanted))
+    assert all_texts(build(tmp_path / "lines.json")) == wanted
+    (tmp_path / "b.csv").write_text("id;text\n" + "".join(f"{n};{text}\n" for n, text in enumerate(wanted)))
+    semicolons = build(tmp_path / "b.csv")
+    assert all_texts(semicolons) == wanted
+    assert semicolons.counts["changed"] == {"cells divided by semicolons (guessed)": 1}
+    (tmp_path / "c.csv").write_bytes("".join(f"{n},{text}\n" for n, text in enumerate(wanted)).encode("cp1252"))
+    source = SourceSettings(paths=(str(tmp_path / "c.csv"),), header=False, text_columns=("2",), encoding="cp1252")
+    assert all_texts(build(source)) == wanted
+    (tmp_path / "d.txt").write_bytes("\n".join(wanted).encode("latin-1"))
+    plain = SourceSettings(paths=(str(tmp_path / "d.txt"),), encoding="latin-1", layout="line")
+    assert all_texts(build(plain)) == wanted
