@@ -242,8 +242,8 @@ def _picture(bars: Sequence[Mapping[str, int]], width: int = 40) -> list[str]:
 
 
 def _examples(run: InspectRun, prepared: Path, seed: int | None, max_rows: int | None) -> dict[str, Any]:
-    from remask.pretraining.settings import PretrainRun
     from remask.data.batches import open_batches
+    from remask.pretraining.settings import PretrainRun
 
     base = None if run.run else "roberta_base"
     training = build_run(PretrainRun, run.run, options={"seed": seed}, base=base).run
