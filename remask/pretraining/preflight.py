@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from remask.data.batches import Batches
+from remask.data.settings import PAIRS
 from remask.model import cost
 from remask.precision import choose_device, choose_precision, products_per_second
 from remask.pretraining.settings import PretrainRun
@@ -22,7 +23,7 @@ from remask.progress import Progress
 from remask.train.budget import planned_steps
 from remask.train.distributed import World
 from remask.train.narrow import masters
-from remask.train.preflight import Facts, gathered, lines, warnings
+from remask.train.preflight import Facts, data_warnings, gathered, lines, warnings
 
 if TYPE_CHECKING:
     from remask.model.network import Network
@@ -38,8 +39,15 @@ def preflight(
         for line in lines(facts, run.train):
             progress.say(f"  {line}")
         if data["cut_sentences"]:
-            progress.say(f"  {data['cut_sentences']:,} sentences are longer than a row of {data['length']} and cut")
-        for line in warnings(facts, run.train):
+            row = "half a row" if run.data.format in PAIRS else "a row"  # each part of a pair has half of it
+            progress.say(f"  {data['cut_sentences']:,} sentences are longer than {row} of {data['length']} and cut")
+        about_data = data_warnings(
+            data,
+            sentence_loss=run.data.sentence_loss,
+            causal_share=run.objective.causal_share,
+            repeat=run.data.masking.repeat,
+        )
+        for line in [*warnings(facts, run.train), *about_data]:
             progress.warn(line)
     return {**dataclasses.asdict(facts), "data": data}
 

@@ -84,7 +84,9 @@ def _run(
             )
         )
         evaluate = HeldOut.open(prepared, run.data, tokenizer, world)
-        network = make_network(run, tokenizer, progress)
+        start_began = time.monotonic()
+        network = world.first_then_others(lambda: make_network(run, tokenizer, progress, None if dry_run else out))
+        start_seconds = time.monotonic() - start_began
         numbers = preflight(run, out, network, batches, world, progress)
         if dry_run:
             return {"dry_run": True, **numbers}
@@ -103,6 +105,7 @@ def _run(
             allow_change=allow_change,
             name="pretrain",
             flops_per_token=numbers["flops_per_token"],
+            spent_seconds=start_seconds,
         )
         with Training(job, progress, world) as training:
             # From here on the folder is this run's: one that is refused, or has nothing left to do, is not recorded.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
-from remask.config import Config, setting, switch
+from remask.config import Config, setting
 from remask.data.settings import DataSettings
 from remask.model.settings import ModelSettings
 from remask.objectives import ObjectiveSettings
+from remask.start import StartSettings
 from remask.train.settings import TrainSettings
 
 BUDGETS = ("steps", "tokens", "epochs", "minutes")
@@ -20,9 +20,7 @@ class PretrainRun(Config):
     seed: int = setting(0, "the one seed that everything random follows from", ge=0)
     prepared: Path | None = setting(None, "prepared data (remask prepare); --data")
     init_from: Path | None = setting(None, "a model to start from instead of fresh weights; --init-from")
-    output_bias: Literal["zeros", "frequencies"] = switch(
-        "zeros", "the masked-LM bias starts at 0, or at the log frequencies of the data's tokens", effect="math"
-    )
+    start: StartSettings = StartSettings()
     model: ModelSettings = ModelSettings()
     data: DataSettings = DataSettings()
     objective: ObjectiveSettings = ObjectiveSettings()

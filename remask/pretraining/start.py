@@ -6,6 +6,7 @@ it learns (objectives).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,11 @@ def prepared_of(run: PretrainRun) -> Path:
     return run.prepared
 
 
-def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress) -> Network:
+def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run_folder: Path | None = None) -> Network:
     """Fresh weights, or those of another model as far as they fit. Its vocabulary is the data's."""
+    from remask.data.tokens import Tokens
     from remask.model.network import build_network
+    from remask.start import complete_network, start_network
 
     if run.model.vocab_size not in (0, tokenizer.vocab_size):
         raise ConfigError(
@@ -51,27 +54,20 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress) -> 
     # Only a sentence loss trains the first token; without one the mean of the tokens says more about a text.
     heads = HeadSettings(masked_lm=True, sentence=has_pairs, pooling="first" if has_pairs else "mean")
     network = build_network(settings, heads, run.seed)
-    if run.output_bias == "frequencies":
-        _start_at_frequencies(network, prepared_of(run))
-    if run.init_from is not None:
-        _take_over(network, run.init_from, tokenizer, progress)
+    tokens = Tokens.open(prepared_of(run))
+    if run.init_from is None:
+        start_network(network, run.start, tokens, run_folder, progress)
+        return network
+    old_ids, has_head = _take_over(network, run.init_from, tokenizer, progress)
+    complete_network(network, run.start, tokens, old_ids, has_head, run_folder, progress)
     return network
 
 
-def _start_at_frequencies(network: Network, prepared: Path) -> None:
-    """What a model learns first, and slowly, is how frequent each token is: that can be counted instead."""
-    import torch
-
-    from remask.data.tokens import Tokens
-
-    assert network.heads.masked_lm is not None, "pretraining has the masked-LM head"
-    bias = network.heads.masked_lm.bias
-    with torch.no_grad():
-        bias.copy_(torch.from_numpy(Tokens.open(prepared).log_frequencies(len(bias))))
-
-
-def _take_over(network: Network, init_from: Path, tokenizer: Tokenizer, progress: Progress) -> None:
-    """Weights of another model; tokens that both vocabularies have keep their vectors."""
+def _take_over(
+    network: Network, init_from: Path, tokenizer: Tokenizer, progress: Progress
+) -> tuple[Sequence[int], bool]:
+    """Weights of another model; tokens that both vocabularies have keep their vectors. Gives the old id of every token
+    (-1: new), and whether the model had a masked-LM head."""
     from remask.model.store import open_model
     from remask.model.transplant import transplant
     from remask.tokenizer import load_tokenizer
@@ -89,3 +85,4 @@ def _take_over(network: Network, init_from: Path, tokenizer: Tokenizer, progress
     progress.say(f"  weights from {init_from}: {kept:,} of {len(rows):,} tokens keep their vectors")
     if fresh:
         progress.warn(f"not in {init_from}, so fresh: {', '.join(fresh)}")
+    return rows, loaded.network.heads.masked_lm is not None

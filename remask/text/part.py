@@ -56,17 +56,20 @@ class Task:
 
 @dataclass
 class Tally:
-    """Counts of a part; `samples` are drops with their place, the first of every reason."""
+    """Counts of a part; `samples` are drops with their place: the first of every reason, and all that are files."""
 
     read: int = 0
+    unread: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
-    samples: list[dict[str, str]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
 
     def drop(self, drop: Drop) -> None:
         self.dropped[drop.reason] += 1
-        if self.dropped[drop.reason] <= MAX_SAMPLES:
+        self.unread += drop.unread
+        if drop.is_file or self.dropped[drop.reason] <= MAX_SAMPLES:
             sample = {"reason": drop.reason, "place": drop.place, "detail": drop.detail}
+            sample |= {"is_file": drop.is_file, "unread": drop.unread}
             self.samples.append({key: value for key, value in sample.items() if value})
 
 
@@ -113,6 +116,7 @@ def _fill(task: Task, aside: Path) -> None:
     facts = {
         "source": task.portions[0].source,
         "read": tally.read,
+        "unread": tally.unread,
         "dropped": dict(sorted(tally.dropped.items())),
         "changed": dict(sorted(tally.changed.items())),
         "samples": tally.samples,

@@ -16,16 +16,19 @@ from typing import Any
 from remask.schema import Document
 from remask.text.settings import Layout, ReadSettings, SourceSettings
 
-__all__ = ["Damaged", "Document", "Drop", "Portion", "Reading", "cut_point"]
+__all__ = ["LACKING_COLUMN", "UNKNOWN_KIND", "Damaged", "Document", "Drop", "Portion", "Reading", "cut_point"]
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """A record that is not used. `detail` says more than the reason that drops are counted by."""
+    """A record that is not used, or a file that is not read on from here (`is_file`, with the number of its records
+    that were not looked at, `unread`). `detail` says more than the reason that drops are counted by."""
 
     reason: str
     place: str
     detail: str = ""
+    is_file: bool = False
+    unread: int = 0
 
 
 class Damaged(Exception):
@@ -34,6 +37,11 @@ class Damaged(Exception):
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason, self.detail = reason, detail
+
+
+# Why a record or a whole table gives no text: its columns are not those that the source names.
+LACKING_COLUMN = "no such column"
+UNKNOWN_KIND = "unknown kind of file"
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ class Tokenizer:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """From a folder (ours, Hugging Face's, GPT-2's or RoBERTa's own files) or a tokenizer.json."""
+    """From a folder (ours, Hugging Face's, GPT-2's, RoBERTa's or BERT's own files), a tokenizer.json or a vocab.txt."""
     if not path.exists():
         raise MissingInputError(f"{path}: no such vocabulary")
     file = path / "tokenizer.json" if path.is_dir() else path

@@ -37,7 +37,8 @@ class Job:
 
     `identity`: what must be the same when the folder's run goes on, but for the keys in `allow_change`. `carried`:
     files that every checkpoint holds besides the weights. `flops_per_token`: of a step, forward and backward; given,
-    the share of the machine's peak (perf/mfu) is logged.
+    the share of the machine's peak (perf/mfu) is logged. `spent_seconds`: what making the model took: part of
+    a budget of minutes.
     """
 
     model: nn.Module
@@ -52,3 +53,4 @@ class Job:
     allow_change: Sequence[str] = ()
     name: str = "train"
     flops_per_token: float = 0.0
+    spent_seconds: float = 0.0

@@ -58,7 +58,7 @@ class Training:
         self.is_enough = False  # an evaluation said so
         self._saved_step = -1
         self._must_save = False  # the plan was changed after this step
-        self._seconds_before = 0.0
+        self._seconds_before = job.spent_seconds
         self._started = self._window_started = time.monotonic()
         self._window_tokens = 0
         self._owes_evaluation = False  # one was due after this step, and a signal came before its end
