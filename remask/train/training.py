@@ -289,7 +289,7 @@ class Training:
             self._metrics.sync()
             tensors = {} if session.is_divided else session.tensors()
             also = session.write_slices if session.is_divided else None
-            saved = self._checkpoints.save(self.step, tensors, self._state(), self._good_step, also=also)
+            saved = self._checkpoints.save(self.step, tensors, self._state(), self._good_step, also)
             self.last_checkpoint = saved.folder
         elif session.is_divided:
             session.write_slices(Path())
