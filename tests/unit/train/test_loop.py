@@ -247,6 +247,16 @@ def test_a_stop_during_the_probe_leaves_nothing_and_starts_afresh(
     assert run(tmp_path, steps=8, minutes=60.0).step == 8
 
 
+def test_an_evaluation_may_end_the_training_and_is_met_again_after_a_kill(tmp_path: Path) -> None:
+    def enough(model: Any, step: int | None) -> Evaluation:
+        return Evaluation({"loss": 1.0}, is_enough=step == 20)
+
+    assert run(tmp_path, evaluate=enough).step == 20
+    assert max((tmp_path / "checkpoints").glob("step-*")).name == "step-000000010"  # from there it would go on
+    assert run(tmp_path, evaluate=enough).step == 20
+    assert [line["step"] for line in lines(tmp_path) if "eval/loss" in line] == [20]
+
+
 def test_an_evaluation_that_is_no_number_is_logged_saved_and_read_back(tmp_path: Path) -> None:
     """A diverged model must not end the run in a crash while saving."""
     first = run(tmp_path, evaluate=lambda *_: Evaluation({"loss": math.nan, "perplexity": math.inf}))
