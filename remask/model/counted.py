@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remask.model.encoder import Attention
 from remask.model.factors import one_thread
 from remask.model.network import Network
 from remask.model.settings import ModelSettings
@@ -73,6 +74,7 @@ def start_attention(network: Network, share: float, noise: float, reach: float, 
     settings = network.settings
     size = settings.hidden_size
     for attention in network.encoder.attentions:
+        assert isinstance(attention, Attention)
         value_DD, output_DD = attention.qkv.weight[2 * size :], attention.output.weight
         value_DD.mul_(noise).diagonal().add_(1.0)
         output_DD.mul_(noise).diagonal().add_(share)
@@ -82,6 +84,7 @@ def start_attention(network: Network, share: float, noise: float, reach: float, 
         for layer in range(settings.num_layers):
             if settings.window(layer) is None:
                 attention = network.encoder.attentions[settings.attention_index(layer)]
+                assert isinstance(attention, Attention)
                 _compare(attention.qkv.weight, directions_DP * gain, settings.head_size)
 
 

@@ -78,3 +78,26 @@ def test_minutes_count_what_the_later_steps_cost(tmp_path: Path, monkeypatch: py
         )
     assert asked == [2, 8]  # each kind once
     assert "0.47 s a step" in said.getvalue()  # 0.1 * 0.2 + 0.9 * (0.2 + 0.8) / 2
+
+
+@pytest.mark.parametrize("spent, steps", [(0.0, 29), (40.0, 9)])
+def test_making_the_model_is_part_of_the_minutes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spent: float, steps: int
+) -> None:
+    """Counting for the start takes seconds that are then no longer there for steps."""
+    monkeypatch.setattr(budget, "_seconds_per_step", lambda *rest: 2.0)
+    with signals.catch():
+        result = train(
+            model=ToyModel(),
+            batches=ToyBatches(),
+            objective=ToyObjective(),
+            settings=TrainSettings(minutes=1.0, precision="fp32", device="cpu", save_every=0, eval_every=0),
+            folder=tmp_path,
+            identity={},
+            carried={},
+            evaluate=None,
+            progress=Progress(stream=StringIO()),
+            seed=1,
+            spent_seconds=spent,
+        )
+    assert steps - 3 <= result.step <= steps + 1  # however busy the machine is
