@@ -62,7 +62,9 @@ class StartSettings(Config):
     shift: float = switch(
         1.0, "PMI counts above the log of this; word2vec's number of negatives", effect="math", samples=[2.0], gt=0
     )
-    least_count: float = switch(0.0, "pairs that count less than this are left out", effect="math", samples=[100.0], ge=0)
+    least_count: float = switch(
+        0.0, "pairs that count less than this are left out", effect="math", samples=[100.0], ge=0
+    )
     flatten: float = switch(
         0.5, "every column is divided by this power of its deviation", effect="math", samples=[1.0], ge=0, le=1
     )
