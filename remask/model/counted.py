@@ -61,10 +61,12 @@ def start_embeddings(network: Network, vectors_VC: np.ndarray, is_counted_V: np.
 
 
 @torch.no_grad()
-def start_bias(network: Network, log_frequencies_V: np.ndarray) -> None:
-    """What a model learns first, and slowly, is how frequent each token is."""
+def start_bias(network: Network, log_frequencies_V: np.ndarray, chosen: Sequence[int] | None = None) -> None:
+    """What a model learns first, and slowly, is how frequent each token is. `chosen`: only of these tokens."""
     assert network.heads.masked_lm is not None, "pretraining has the masked-LM head"
-    network.heads.masked_lm.bias.copy_(torch.from_numpy(log_frequencies_V))
+    bias_V = network.heads.masked_lm.bias
+    at = torch.arange(len(bias_V)) if chosen is None else torch.tensor(chosen, dtype=torch.int64)
+    bias_V[at] = torch.from_numpy(log_frequencies_V).to(bias_V.dtype)[at]
 
 
 @torch.no_grad()
