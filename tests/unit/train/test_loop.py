@@ -42,7 +42,7 @@ def settings(**changes: Any) -> TrainSettings:
 def run(
     folder: Path, *, model: Any = None, batches: Any = None, objective: Any = None, evaluate: Any = None, **changes: Any
 ) -> TrainResult:
-    allow = changes.pop("allow_change", ())
+    allow, spent_seconds = changes.pop("allow_change", ()), changes.pop("spent_seconds", 0.0)
     chosen = settings(**changes)
     job = Job(
         model=model or ToyModel(),
@@ -55,6 +55,7 @@ def run(
         evaluate=evaluate,
         seed=3,
         allow_change=allow,
+        spent_seconds=spent_seconds,
     )
     with signals.catch(), Training(job, Progress(stream=StringIO())) as training:
         return train(training)
