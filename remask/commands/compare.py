@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from remask.artifacts import write_bytes
+from remask.artifacts import write_page
 from remask.commands import Common, common_options
 from remask.config import differences
 from remask.errors import UsageError
@@ -26,7 +26,7 @@ def command(runs: tuple[Path, ...], out: Path | None, common: Common) -> None:
     folders = [read_run(run) for run in runs]
     names = short_names(folders)
     if out and not common.dry_run:
-        write_bytes(out, comparison_report(folders).encode())
+        write_page(out, comparison_report(folders))
     values = {name: {key: run.last(key) for key in LAST_VALUES} for name, run in zip(names, folders, strict=True)}
     changed: dict[str, list[Any]] = {}  # key -> its value in every run
     for number, run in enumerate(folders[1:], 1):

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import click
 import yaml
 
-from remask.artifacts import lock, output_errors, write_bytes, write_json
+from remask.artifacts import claim, lock, output_errors, write_bytes, write_json
 from remask.commands import Common, common_options, program
 from remask.commands.finetune import FinetuneRun
 from remask.commands.prepare import PrepareRun
@@ -140,6 +140,7 @@ def _refuse_another(run: QuickstartRun, out: Path) -> None:
             words = "; ".join(f"{key} {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
             raise ConfigError(f"{out}: holds another quickstart ({words}); choose another --out, or remove it")
         return
+    claim(out, path.name)
     with output_errors(out):
         free = shutil.disk_usage(out).free
     if free < MIN_FREE_BYTES:

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from remask.artifacts import PAGE_MARK
+
 STYLE = """
 :root{--ink:#1c2430;--soft:#5b6676;--paper:#fff;--card:#f5f7fa;--line:#dfe4ea;--accent:#2458c5;
 --series-0:#2458c5;--series-1:#d9622b;--series-2:#2e8b57;--series-3:#8a4fbf;--series-4:#b08a00;--series-5:#0f8f9c;color-scheme:light}
@@ -107,7 +109,7 @@ class Page:
         return (
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
             f"<meta http-equiv='Content-Security-Policy' content=\"{POLICY}\">"
-            "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+            f"{PAGE_MARK}<meta name='viewport' content='width=device-width,initial-scale=1'>"
             f"<title>{escape(self._title)}</title><style>{STYLE}</style></head>"
             f"<body><main>{''.join(self._parts)}</main></body></html>\n"
         )
