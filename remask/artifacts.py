@@ -478,6 +478,19 @@ def lock(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
+@contextlib.contextmanager
+def turn(folder: Path) -> Iterator[None]:
+    """Processes that want to make the same thing in a folder come here together: one makes it, the others wait."""
+    with output_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
 def _lock_file(folder: Path) -> int:
     """The open file that holds the lock. Whoever held it before may have removed the folder meanwhile: then what was
     locked is no longer what stands there, and it is tried again."""

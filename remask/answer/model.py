@@ -15,6 +15,7 @@ from typing import Any, cast, overload
 import numpy as np
 import torch
 
+from remask import signals
 from remask.answer.attention_maps import attention_maps
 from remask.answer.questions import LongTexts, Pair, Question, Questions, ResultT
 from remask.answer.reader import Reader, open_reader
@@ -222,6 +223,6 @@ class Model:
                 raise AssertionError("a question yields once")
         return answers
 
-    def outputs(self, rows: Rows, check: Check | None = None) -> list[np.ndarray]:
+    def outputs(self, rows: Rows, check: Check = signals.check) -> list[np.ndarray]:
         """What the head of its task says about encoded rows; `check` is called after every batch."""
         return self.runner.outputs(rows, self.reader.task.kind, check)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from remask.answer.runner import Check, Forward, forward_outputs
+from remask.answer.runner import Forward, forward_outputs
 from remask.errors import DataError
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
@@ -104,8 +104,8 @@ class Reader:
                 answers[number] = answer
         return answers
 
-    def outputs(self, rows: Rows, forward: Forward, check: Check | None = None) -> list[Array]:
-        return forward_outputs(forward, rows, self.tokenizer.pad_id, check=check)
+    def outputs(self, rows: Rows, forward: Forward) -> list[Array]:
+        return forward_outputs(forward, rows, self.tokenizer.pad_id)
 
     def score(self, problem: Problem, forward: Forward) -> dict[str, Any]:
         """Metrics and tables of a labelled file."""

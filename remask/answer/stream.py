@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remask import signals
 from remask.answer.model import Model
 from remask.errors import DataError
 from remask.tables import Cells, require_columns
@@ -104,7 +103,7 @@ class Asker:
             if encoded is None:
                 continue
             asked = [items[group[i]] for i in kept]
-            outputs = self.model.outputs(encoded, signals.check)
+            outputs = self.model.outputs(encoded)
             num_cut += encoded.num_cut
             for i, answer in zip(kept, reader.read(outputs, encoded, asked), strict=True):
                 answers[numbers[group[i]]].update(task.kind.named(answer, items[group[i]]))

@@ -29,11 +29,13 @@ from remask.data.tokens import SPLITS, STAGE
 from remask.documents import Documents, read_documents
 from remask.errors import ConfigError, DataError, OutputError, RemaskError, UsageError
 from remask.progress import Progress
-from remask.text.build import DROPS, build_documents, changed_sources
+from remask.text.build import build_documents, changed_sources
+from remask.text.counts import DROPS
 from remask.text.settings import TextSettings
 from remask.tokenizer import Tokenizer, load_tokenizer
 from remask.tokenizer.bulk import Blocks, Newlines, agrees, plan_blocks
 from remask.tokenizer.settings import TokenizerSettings
+from remask.tokenizer.words import check_segmenter
 from remask.workers import Engine, num_cores, run_tasks
 
 CHECK_BYTES = 200_000  # of the user's text, on which gigatoken must agree before it is used at all
@@ -184,10 +186,17 @@ def _config(run: PrepareRun) -> dict[str, Any]:
     return config
 
 
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier version wrote, with the settings that it did not have yet."""
+    return _config(PrepareRun.model_validate(config))
+
+
 def _check_vocabulary(run: PrepareRun) -> str | None:
     """The existing vocabulary's fingerprint: one that cannot be read is better known before hours of reading text."""
     if not run.text.sources:
         raise ConfigError("text.sources: nothing to prepare; name files, folders or pydocs:")
+    if run.tokenizer.chinese_words == "jieba":
+        check_segmenter()
     return load_tokenizer(run.tokenizer.path).fingerprint if run.tokenizer.path is not None else None
 
 
@@ -197,7 +206,7 @@ def _finished(run: PrepareRun, out: Path, vocabulary: str | None, progress: Prog
     if not (out / artifacts.MANIFEST).is_file():
         raise OutputError(f"{out}: exists and is not of remask; choose another --out or remove it")
     artifact = artifacts.open_artifact(out, STAGE)
-    if changed := differences(artifact.manifest["config"], _config(run)):
+    if changed := differences(_with_defaults(artifact.manifest["config"]), _config(run)):
         raise ConfigError(f"{out}: was prepared with {_changes(changed)}; choose another --out or remove it")
     if vocabulary not in (None, artifact.counts["tokenizer"]):
         raise ConfigError(f"{out}: was prepared with other contents of {run.tokenizer.path}; choose another --out")
@@ -406,7 +415,19 @@ def _make_shards(
         name = f"{series}.{number:05d}"
         facts = work / "facts" / f"{name}.json"
         prepared = work / "prepared"
-        tasks.append(ShardTask(portion, name, prepared / "tokenizer", prepared, facts, run.tokenizer.newlines, fast))
+        settings = run.tokenizer
+        tasks.append(
+            ShardTask(
+                portion,
+                name,
+                tokenizer_folder=prepared / "tokenizer",
+                folder=prepared,
+                facts=facts,
+                newlines=settings.newlines,
+                fast=fast,
+                chinese_words=settings.chinese_words,
+            )
+        )
     waiting = [task for task in tasks if not is_made(task)]
     with progress.stage("tokenise", _megabytes(tasks), "MB") as stage:
         stage.resume_at(_megabytes(tasks) - _megabytes(waiting))
@@ -448,6 +469,7 @@ def _counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTas
     return {
         **totals,
         "read": source["read"],
+        "unread": source["unread"],
         "dropped": source["dropped"],
         "sources": source["sources"],
         "vocab_size": tokenizer.vocab_size,

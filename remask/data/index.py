@@ -9,11 +9,8 @@ together wait for the one that builds.
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,7 @@ from remask.data.tokens import SourceTokens, Tokens
 from remask.errors import DataError
 
 STAGE = "examples"
-_VERSION = 1
+_VERSION = 2  # 2: drawn negatives that are cut have a count of their own
 _ARRAYS = {"rows": "<i8", "starts": "<i8", "lengths": "<i4", "sizes": "<i4", "labels": "|i1", "flags": "|u1"}
 
 
@@ -58,9 +55,7 @@ def open_index(tokens: Tokens, recipe: Recipe, folder: Path | None) -> dict[str,
         return {name: build_examples(source, recipe) for name, source in tokens.sources.items()}
     identity = {"version": _VERSION, "recipe": asdict(recipe), "split": tokens.split, "prepared": tokens.fingerprint}
     place = folder / f"{tokens.split}-{recipe.format}-{recipe.length}-{fingerprint(identity)[:16]}"
-    with artifacts.output_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with _turn(folder):
+    with artifacts.turn(folder):
         try:
             artifact = artifacts.open_artifact(place, STAGE)
         except (DataError, artifacts.MissingInputError):
@@ -103,15 +98,3 @@ def _open(artifact: artifacts.Artifact, number: int, name: str) -> Examples:
             mapped = path.stat().st_size > 0
             arrays[array] = np.memmap(path, kind, mode="r").view(np.ndarray) if mapped else np.zeros(0, kind)
     return Examples(**arrays, counts=dict(artifact.counts[name]))
-
-
-@contextmanager
-def _turn(folder: Path) -> Iterator[None]:
-    """Ranks of one job come here together: one builds, the others wait and then find it."""
-    with artifacts.output_errors(folder):
-        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)

@@ -18,7 +18,7 @@ import numpy as np
 from remask import artifacts
 from remask.data.tokens import ShardWriter
 from remask.tokenizer import Tokenizer, load_tokenizer
-from remask.tokenizer.bulk import BlockEncoder, Blocks, Newlines, agrees, pieces_of
+from remask.tokenizer.bulk import BlockEncoder, Blocks, ChineseWords, Newlines, agrees, pieces_of
 
 CHECK_BYTES = 4_000  # of every shard, on which gigatoken must agree again
 
@@ -34,16 +34,17 @@ class ShardTask:
     facts: Path
     newlines: Newlines
     fast: bool
+    chinese_words: ChineseWords = "characters"
 
 
 def make_shard(task: ShardTask) -> dict[str, Any]:
     """Writes the shard, then its facts, which make it count. For run_tasks."""
-    encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, task.fast), False
+    encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, task.fast, task.chinese_words), False
     vocab_size = encoder.tokenizer.vocab_size
     writer = ShardWriter(task.folder, task.name, vocab_size)
     histogram = np.zeros(vocab_size, np.int64)
     if task.fast and not agrees(encoder.tokenizer, first_pieces(task.blocks, task.newlines, CHECK_BYTES)):
-        encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, False), True
+        encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, False, task.chinese_words), True
     for data, offsets, sentences in task.blocks:
         block = encoder.encode(data, offsets, sentences)
         writer.add_many(block.ids, block.document_offsets, block.sentence_starts, block.word_starts, len(data))
@@ -94,9 +95,9 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 @lru_cache(maxsize=2)
-def _encoder(folder: Path, newlines: Newlines, fast: bool) -> BlockEncoder:
+def _encoder(folder: Path, newlines: Newlines, fast: bool, chinese_words: ChineseWords) -> BlockEncoder:
     """Kept between a worker's tasks: reading a vocabulary takes longer than encoding a megabyte."""
-    return BlockEncoder(_tokenizer(folder), newlines, fast)
+    return BlockEncoder(_tokenizer(folder), newlines, fast, chinese_words)
 
 
 def forget() -> None:

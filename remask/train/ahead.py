@@ -37,6 +37,10 @@ class Ahead:
         if self._thread is not None and kind is not UnavailableError:
             self._thread.join(_LAST_SECONDS)
 
+    def read_from(self, source: BatchSource) -> None:
+        """Go on with another source; what was made ahead is dropped."""
+        self._source, self._coming = source, None
+
     def take(self, cursor: dict[str, Any]) -> Taken:
         if not self._in_thread:
             return self._source.take(cursor)
@@ -49,14 +53,9 @@ class Ahead:
     def _start(self, cursor: dict[str, Any]) -> None:
         self._expected, self._coming = cursor, Future()
         # A daemon, so that a source that hangs does not keep the process from ending.
-        self._thread = threading.Thread(target=self._make, args=(cursor, self._coming), name="batches", daemon=True)
+        work = (self._source, cursor, self._coming)
+        self._thread = threading.Thread(target=_make, args=work, name="batches", daemon=True)
         self._thread.start()
-
-    def _make(self, cursor: dict[str, Any], coming: Future[Taken]) -> None:
-        try:
-            coming.set_result(self._source.take(cursor))
-        except BaseException as error:
-            coming.set_exception(error)
 
     def _arrived(self) -> Taken:
         assert self._coming is not None
@@ -67,3 +66,10 @@ class Ahead:
                 "still there? Run the same command again to go on"
             )
         return self._coming.result()
+
+
+def _make(source: BatchSource, cursor: dict[str, Any], coming: Future[Taken]) -> None:
+    try:
+        coming.set_result(source.take(cursor))
+    except BaseException as error:
+        coming.set_exception(error)

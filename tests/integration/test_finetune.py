@@ -223,9 +223,9 @@ def test_a_stopped_run_goes_on_to_the_same_result(
     whole = finetune.main(run, tmp_path / "whole", progress=quiet())
     evaluate, count = finetune_seed.Watch.evaluate, 0
 
-    def stop_after_two(self, network):
+    def stop_after_two(self, network, step):
         nonlocal count
-        found = evaluate(self, network)
+        found = evaluate(self, network, step)
         count += 1
         if count == 2:
             monkeypatch.setattr(signals, "requested", lambda: True)

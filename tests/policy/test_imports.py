@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "remask"
 
 BASE = {"errors", "config", "schema"}
-GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator", "streams", "tables"}
+GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator", "visible"}
+GROUND |= {"streams", "tables"}
 ANSWERING = {"tokenizer", "data", "tasks", "model", "precision", "answer"}
 # package -> what it may import of remask, besides itself
 MAY_IMPORT = {
@@ -21,9 +22,10 @@ MAY_IMPORT = {
     "config": {"errors"},
     "schema": set(),
     "signals": {"errors"},
-    "progress": set(),
+    "visible": set(),
+    "progress": {"visible"},
     "artifacts": BASE,
-    "documents": BASE | {"artifacts"},
+    "documents": BASE | {"artifacts", "visible"},
     "workers": {"errors", "signals"},
     "allocator": set(),
     "streams": set(),
@@ -33,6 +35,7 @@ MAY_IMPORT = {
     "tokenizer": GROUND,
     "data": GROUND | {"tokenizer"},
     "model": BASE | {"artifacts"},
+    "start": GROUND | {"data", "model"},
     "objectives": BASE | {"model"},
     "train": GROUND | {"precision"},
     "tasks": GROUND | {"tokenizer", "data"},
@@ -42,6 +45,8 @@ MAY_IMPORT = {
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
     "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
     "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune"},
+    "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "study"},
+    "starter": GROUND | {"text", "pretraining", "tune", "exports", "answer", "study"},
     "serve": GROUND | ANSWERING,
     "api": GROUND | ANSWERING | {"tune", "evaluation", "exports"},
 }

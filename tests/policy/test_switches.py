@@ -39,12 +39,18 @@ NEEDS: dict[str, dict[str, Any]] = {
     "objective.sentence_weight": {"data.format": "segment-pair", "data.sentence_loss": "nsp"},
     "objective.causal_weight": {"objective.causal_share": 0.5},
     "objective.causal_share": {"objective.causal_share": 0.0},
+    **{
+        f"start.{name}": {"start.embeddings": "counted"}
+        for name in ("std", "weights", "smoothing", "shift", "least_count", "flatten")
+    },
+    **{f"start.neighbour_{name}": {"start.attention": "neighbours"} for name in ("share", "noise", "reach", "peak")},
 }
 # Only runs of hundreds of steps, or another machine, show these: their own tests turn them.
 ELSEWHERE = {
     "train.spike_sigmas": "tests/faults: a spike needs a history of losses",
     "train.precision": "tests/unit/train: formats depend on the machine",
     "train.weights": "tests/unit/train: needs bf16 products",
+    "start.new_tokens": "tests/unit/test_start.py: needs a model with another vocabulary",
     "train.compile": "tests/unit/train: needs a compiler and most of a minute",
 }
 
@@ -62,7 +68,7 @@ def parts(prefix: str, model: type) -> list[Switch]:
     return [one for one in switches(model) if one.key.startswith(prefix) and one.key not in ELSEWHERE]
 
 
-TURNED = [one for prefix in ("output_bias", "train.", "objective.") for one in parts(prefix, pretrain.PretrainRun)]
+TURNED = [one for prefix in ("start.", "train.", "objective.") for one in parts(prefix, pretrain.PretrainRun)]
 
 
 @pytest.mark.filterwarnings("default")

@@ -13,8 +13,8 @@ import pytest
 import zstandard
 
 from remask.errors import ConfigError, DataError, MissingInputError
-from remask.tasks.settings import TableSettings
 from remask.tables import read_cells, read_lines, table_kind
+from remask.tasks.settings import TableSettings
 from remask.tasks.tables import check_labels, label_names, read_table
 
 COLUMNS = TableSettings(text="body", label="topic")

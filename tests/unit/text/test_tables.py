@@ -52,9 +52,35 @@ def test_wrong_columns_are_an_error_that_lists_what_is_there(tmp_path: Path, bui
 def test_a_file_that_never_has_the_column_is_not_read_to_its_end(tmp_path: Path, texts, build) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"body": n}) for n in range(5000)))
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": next(texts)}))
-    counts = build(tmp_path).counts
+    with pytest.raises(DataError, match=r"there are: body; 5,000 of 5,001 records of corpus .*lacking_columns=drop"):
+        build(tmp_path)
+    documents = build(tmp_path, reading=ReadSettings(lacking_columns="drop"))
+    counts = documents.counts
     assert counts["documents"] == 1
     assert counts["dropped"]["no such column"] < 200
+    assert counts["dropped"]["no such column"] + counts["unread"] == 5000
+    drops = [json.loads(line) for line in (documents.artifact.folder / "drops.jsonl").read_text().splitlines()]
+    assert [drop["place"] for drop in drops if drop.get("is_file")] == [str(tmp_path / "a.jsonl")]
+
+
+def test_files_that_give_no_text_are_named_with_what_would_read_them(tmp_path: Path, texts, build, capsys) -> None:
+    """A table without a header, one without the column, a file of unknown kind: none is lost in a count."""
+    for number in range(120):
+        (tmp_path / f"{number:03d}.log").write_text("a log")
+    (tmp_path / "bare.csv").write_text("".join(f"{next(texts)},1\n" for _ in range(3)))
+    pq.write_table(pa.table({"body": ["a", "b", "c"]}), tmp_path / "c.parquet")
+    (tmp_path / "z.txt").write_text("\n".join(next(texts) for _ in range(140)))
+    documents = build(SourceSettings(paths=(str(tmp_path),), layout="line"))
+    assert documents.counts["documents"] == 140
+    assert documents.counts["unread"] == 1 + 2  # of two rows under what was taken for a header, and of three
+    drops = [json.loads(line) for line in (documents.artifact.folder / "drops.jsonl").read_text().splitlines()]
+    assert sum(drop["reason"] == "unknown kind of file" for drop in drops) == 120
+    warnings = capsys.readouterr().err
+    assert "120 files given up, unknown kind of file" in warnings
+    assert "ending .log; text.sources.kind=text reads it" in warnings
+    assert "bare.csv (2 rows not read): has no column text" in warnings
+    assert "the first row must name the columns" in warnings
+    assert "c.parquet (3 rows not read)" in warnings
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "arrow"])

@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from remask.serve.engine import Model
 
 import remask
+from remask.answer.model import Model
 from remask.errors import DataError, MissingInputError, UnavailableError
 from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import save_model
-from remask.tasks.race import ChoiceQuestion, encode_choices
+from remask.tasks.choices import Choices
+from remask.tasks.kinds import KINDS, StoredTask
+from remask.tasks.race import ChoiceQuestion
+from remask.tasks.settings import RowSettings, TableSettings
 from remask.tokenizer import load_tokenizer
 
 SMALL: dict[str, Any] = {
@@ -219,9 +222,8 @@ def test_choices_are_asked_as_they_are_trained(tmp_path: Path, bpe: Path, text: 
     model = make(tmp_path / "m", bpe, HeadSettings(choice=True))
     options = ("jumps", "over the river")
     passage, said = (text, question) if question else ("", text)
-    trained = encode_choices(
-        [ChoiceQuestion(passage, said, options, 0, "", "here")], model.tokenizer, model.questions.frame
-    )
+    item = ChoiceQuestion(passage, said, options, 0, "", "here")
+    trained = Choices().encode([item], (), model.tokenizer, model.questions.frame, RowSettings())
     asked, _ = next(model.questions.choose(text, options, question))
     assert [ids.tolist() for ids, _ in asked] == [ids.tolist() for ids in trained.ids]
 
@@ -249,9 +251,18 @@ def test_vectors_and_states(tmp_path: Path, bpe: Path) -> None:
 def test_long_texts_are_refused_unless_they_may_be_cut(tmp_path: Path, bpe: Path) -> None:
     model = make(tmp_path / "m", bpe, HeadSettings(num_classes=2))
     long = "fox jumps " * 40
-    for call in (model.classify, model.embed, model.encode):
+    for call in (model.embed, model.encode):
         with pytest.raises(DataError, match="this model takes 22"):
             call([long])
+    with pytest.raises(DataError, match=r"'fox jumps .*: does not fit into the 24 tokens that this model reads"):
+        model.classify(["a", long])
+    assert model.classify([long], long_texts="cut")[0].label == model.classify([long[:60]], long_texts="cut")[0].label
+    windows, cut = (model.classify([long], long_texts=how)[0].scores for how in ("windows", "cut"))
+    assert windows != pytest.approx(cut, abs=1e-6)
+    chooser = make(tmp_path / "c", bpe, HeadSettings(choice=True))
+    with pytest.raises(DataError, match="does not fit into the 24 tokens"):
+        chooser.choose(long, ["a", "b"], "who?")
+    assert len(chooser.choose(long, ["a", "b"], "who?", long_texts="cut").scores) == 2
     assert len(model.encode([long], long_texts="cut")[0].ids) == 24
     (pair,) = model.encode([(long, "a")], long_texts="cut")
     assert len(pair.ids) == 24
@@ -259,6 +270,38 @@ def test_long_texts_are_refused_unless_they_may_be_cut(tmp_path: Path, bpe: Path
     assert pair.ids.tolist()[-len(tail) :] == tail
     (pair,) = model.encode([("a", long)], long_texts="cut")
     assert len(pair.ids) == 24
+
+
+def taught(folder: Path, task: str, labels: tuple[str, ...], **rows: Any) -> Model:
+    """The model again, as one that was fine-tuned here with these row settings."""
+    kind = KINDS[task]
+    stored = StoredTask(task, kind, labels, kind.metric, TableSettings(), RowSettings(**rows))
+    (folder / "task.json").write_bytes(stored.to_json())
+    return remask.load(folder)
+
+
+def test_long_texts_are_read_as_the_model_was_taught(tmp_path: Path, bpe: Path) -> None:
+    foreign = make(tmp_path / "m", bpe, HeadSettings(num_classes=2), ("no", "yes"))
+    long = "fox jumps " * 40
+    expected = {how: foreign.classify([long], long_texts=how)[0].scores for how in ("cut", "windows")}
+    for how in ("cut", "windows"):
+        model = taught(tmp_path / "m", "classify", ("no", "yes"), long_texts=how)
+        assert model.classify([long])[0].scores == pytest.approx(expected[how], abs=1e-6)
+        with pytest.raises(DataError, match="does not fit into the 24 tokens"):
+            model.classify(["a", long], long_texts="error")
+        for other, scores in expected.items():
+            assert model.classify([long], long_texts=other)[0].scores == pytest.approx(scores, abs=1e-6)
+    short = taught(tmp_path / "m", "classify", ("no", "yes"), max_length=12)
+    with pytest.raises(DataError, match="does not fit into the 12 tokens"):
+        short.classify([long], long_texts="error")
+    assert short.classify([long])[0].scores != pytest.approx(expected["cut"], abs=1e-6)
+
+
+def test_long_questions_and_words_are_cut_by_any_model(tmp_path: Path, bpe: Path) -> None:
+    spans = make(tmp_path / "s", bpe, HeadSettings(span=True), by_hand=_span_reader(load_tokenizer(bpe).bos_id))
+    assert spans.answer("Who wrote it? " * 30, "The dog").text == ""
+    tags = make(tmp_path / "t", bpe, HeadSettings(num_tags=3), ("O", "B-PER", "I-PER"))
+    assert isinstance(tags.tag(["x" * 300])[0], list)
 
 
 def test_tokens_and_their_characters(tmp_path: Path, bpe: Path) -> None:
@@ -335,10 +378,10 @@ def test_questions_of_several_kinds_share_batches(tmp_path: Path, bpe: Path) -> 
         model.embed(TEXTS),
         model.answers([("Who", "The dog")]),
     ]
-    before = model.num_batches
+    before = model.runner.num_batches
     questions = [ask.classify(TEXTS), ask.fill_mask(["a <mask>"]), ask.embed(TEXTS), ask.answers([("Who", "The dog")])]
     said = model.together([*questions, ask.fill_mask(["no mask"]), ask.tag(TEXTS)])
-    assert model.num_batches - before <= 2
+    assert model.runner.num_batches - before <= 2
     for one, other in zip(said[0], expected[0], strict=True):
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
     assert [fill.token for fill in said[1][0]] == [fill.token for fill in expected[1][0]]
@@ -347,15 +390,6 @@ def test_questions_of_several_kinds_share_batches(tmp_path: Path, bpe: Path) -> 
     assert isinstance(said[4], DataError)
     assert "has no <mask>" in str(said[4])
     assert "cannot tag" in str(said[5])
-
-
-def test_rows_of_unlike_length_do_not_share_a_batch(tmp_path: Path, bpe: Path) -> None:
-    model = make(tmp_path / "m", bpe, HeadSettings(), max_length=512)
-    lengths = [10] * 30 + [500, 480, 400, 300]
-    dealt = [[lengths[i] for i in numbers] for numbers in model._batches(lengths)]
-    assert dealt == [[500, 480, 400], [300], [10] * 30]
-    assert sorted(i for numbers in model._batches(lengths) for i in numbers) == list(range(34))
-    assert [len(numbers) for numbers in model._batches([10, 20, 9])] == [3]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
-"""Rows in pieces, items from cells, and the files that answers go to."""
+"""Rows of a file in pieces, the columns that are asked about, lines that cannot be read."""
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from remask.tasks.stream import Columns, chunks, read_rows
 
-from remask.errors import UsageError
-from remask.tasks.answer_files import check_name, write_rows
+from remask.answer.stream import chunks
+from remask.tasks.kinds import KINDS
 from remask.tasks.settings import TableSettings
 from remask.tasks.tables import Cells, read_cells
 
@@ -30,11 +28,19 @@ def test_pieces_depend_on_the_rows_alone() -> None:
 
 def test_columns_follow_the_kind_unless_given() -> None:
     table = TableSettings(text="body", text2="more")
-    assert Columns.of("classify", table, None, None) == Columns("body", "more")
-    assert Columns.of("classify", table, "x", None) == Columns("x", "more")
-    assert Columns.of("spans", table, None, None) == Columns("question", "context")
-    assert Columns.of("spans", table, None, "passage").required("spans") == ["question", "passage"]
-    assert Columns.of("choice", table, None, None).required("choice") == ["question", "options"]
+
+    def asked(kind: str, text: str | None = None, text2: str | None = None) -> tuple[list[str], list[str]]:
+        columns = KINDS[kind].columns(table, text, text2)
+        return list(columns), list(KINDS[kind].required(columns))
+
+    for kind in ("classify", "regress", "multilabel"):
+        assert asked(kind) == (["body", "more"], ["body", "more"])
+        assert asked(kind, "x")[0] == ["x", "more"]
+    assert asked("tags") == (["body"], ["body"])
+    assert asked("spans")[0] == ["question", "context"]
+    assert asked("spans", None, "passage")[1] == ["question", "passage"]
+    assert asked("choice")[1] == ["question", "options"]
+    assert asked("choice", "story", "what") == (["what", "options", "story"], ["what", "options"])
 
 
 def test_lines_that_cannot_be_read_are_told_and_passed(tmp_path: Path) -> None:
@@ -43,8 +49,8 @@ def test_lines_that_cannot_be_read_are_told_and_passed(tmp_path: Path) -> None:
     def read(name: str, content: bytes) -> list[Any]:
         bad.clear()
         (tmp_path / name).write_bytes(content)
-        rows = read_rows(
-            tmp_path / name, "classify", TableSettings(), lambda number, reason: bad.append((number, reason))
+        rows = KINDS["classify"].file_rows(
+            tmp_path / name, TableSettings(), lambda number, reason: bad.append((number, reason))
         )
         return [(row.number, *row.values.values()) for row in rows]
 
@@ -66,26 +72,16 @@ def test_a_line_without_end_is_passed_whole(tmp_path: Path, monkeypatch: pytest.
     assert bad == [2]
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.TSV", "a.jsonl.gz", "a.csv.zst", "a.parquet"])
-def test_names_that_can_be_written(name: str) -> None:
-    check_name(Path(name))
+def test_files_in_a_kinds_own_layout_are_rows_with_its_columns(tmp_path: Path) -> None:
+    (tmp_path / "t.conll").write_text("EU B-ORG\nsays O\n\nx O\n")
+    (tmp_path / "q.json").write_text(
+        '{"data": [{"paragraphs": [{"context": "red", "qas": [{"id": "7", "question": "?", "answers": []}]}]}]}'
+    )
+    (tmp_path / "c.txt").write_text('{"article": "a", "question": "b", "options": ["c", "d"], "answer": 0}\n')
 
+    def read(kind: str, name: str) -> list[tuple[int, dict[str, Any]]]:
+        rows = KINDS[kind].file_rows(tmp_path / name, TableSettings(), lambda number, reason: None)
+        return [(row.number, dict(row.values)) for row in rows]
 
-@pytest.mark.parametrize("name", ["a", "a.txt", "a.gz", "a.parquet.gz", "a.csv.bz2", "a.json"])
-def test_names_that_cannot(name: str) -> None:
-    with pytest.raises(UsageError, match="must end in one of"):
-        check_name(Path(name))
-
-
-def test_the_same_rows_are_the_same_bytes(tmp_path: Path) -> None:
-    rows = [{"a": "x,\ty\nz", "b": [1, {"c": None}], "said": ["k", "l"]}, {"a": None, "b": [], "said": []}]
-    for ending in ("csv", "tsv", "jsonl", "jsonl.gz", "csv.zst", "parquet"):
-        wanted = rows[1:] if ending == "parquet" else rows  # a list of one type
-        for number in (1, 2):
-            target = tmp_path / f"{number}.{ending}"
-            write_rows(
-                target, Path(f"out.{ending}"), partial(iter, wanted), list(rows[0]), scores=None, source=tmp_path
-            )
-        assert (tmp_path / f"1.{ending}").read_bytes() == (tmp_path / f"2.{ending}").read_bytes()
-    assert (tmp_path / "1.csv").read_text() == 'a,b,said\n"x,\ty\nz","[1,{""c"":null}]",k|l\n,,\n'
-    assert (tmp_path / "1.tsv").read_text() == 'a\tb\tsaid\nx, y z\t[1,{"c":null}]\tk|l\n\t\t\n'
+    assert read("tags", "t.conll") == [(1, {"text": ["EU", "says"]}), (2, {"text": ["x"]})]
+    assert read("spans", "q.json") == [(1, {"id": "7", "question": "?", "context": "red"})]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from remask.errors import ConfigError, DataError
-from remask.tasks import problems
-from remask.tasks.settings import LossSettings, TableSettings
+from remask.errors import ConfigError, DataError, MissingInputError
+from remask.model.settings import HeadSettings
+from remask.tasks.kind import Problem, TaskLoss, TaskSource
+from remask.tasks.kinds import KINDS, StoredTask, open_problem
+from remask.tasks.settings import LossSettings, RowSettings, TableSettings
 
 
 def write(path: Path, text: str) -> Path:
@@ -38,8 +40,13 @@ def squad(path: Path, *questions: tuple[str, str, int]) -> Path:
     return write(path, json.dumps({"version": "1.1", "data": data}))
 
 
-def opened(task: str, train: Path, dev: Path | None, **table: Any) -> problems.Problem:
-    return problems.open_problem(task, TableSettings.model_validate(table), train=train, dev=dev, folder=None)
+def opened(task: str, train: Path, dev: Path | None, **table: Any) -> Problem:
+    return open_problem(TaskSource(task, TableSettings.model_validate(table), train, dev))
+
+
+def planned(problem: Problem, **loss: Any) -> TaskLoss:
+    heads = HeadSettings.model_validate(problem.kind.head(problem))
+    return problem.kind.plan_loss(problem, LossSettings(**loss), heads)
 
 
 def test_articles_that_corpora_hold_are_not_scored(tmp_path: Path) -> None:
@@ -130,21 +137,20 @@ def test_rare_classes_weigh_more(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", rows)
     problem = opened("classify", path, path)
     assert problem.facts["classes"] == {"a": 30, "b": 10}
-    fewer = problems.open_problem(
-        "classify", TableSettings(), train=path, dev=path, folder=None, max_train=12, max_dev=8
-    )
+    fewer = open_problem(TaskSource("classify", TableSettings(), path, path), max_train=12, max_dev=8)
     assert sum(fewer.facts["classes"].values()) == 12  # of what is trained on and scored
-    assert fewer.facts["majority_accuracy"] == sum(e.label == "a" for e in fewer.dev) / 8
-    assert problems.class_weights(problem, LossSettings()) is None
-    weights = problems.class_weights(problem, LossSettings(class_weights="balanced"))
+    assert fewer.facts["baseline"]["accuracy"] == sum(e.label == "a" for e in fewer.dev) / 8
+    assert planned(problem) == TaskLoss()
+    weights = planned(problem, class_weights="balanced").class_weights
+    assert weights is not None
     assert weights == pytest.approx([40 / (2 * 30), 40 / (2 * 10)])
     # Over the training data the mean is one: the learning rate means the same as without.
     assert (30 * weights[0] + 10 * weights[1]) / 40 == pytest.approx(1.0)
     numbers = write(tmp_path / "n.csv", "text,label\na,1\nb,2\nc,3\n")
     with pytest.raises(ConfigError, match=r"loss\.class_weights = balanced: is for classes, not for regress"):
-        problems.class_weights(opened("regress", numbers, numbers), LossSettings(class_weights="balanced"))
+        planned(opened("regress", numbers, numbers), class_weights="balanced")
     with pytest.raises(ConfigError, match=r"loss\.choice = margin: is for tasks with several choices"):
-        problems.ranks_by_margin(problem, LossSettings(choice="margin"))
+        planned(problem, choice="margin")
 
 
 def test_texts_with_two_labels_and_ids_that_are_there_twice(tmp_path: Path) -> None:
@@ -157,6 +163,84 @@ def test_texts_with_two_labels_and_ids_that_are_there_twice(tmp_path: Path) -> N
     choices = write(tmp_path / "c.jsonl", f"{json.dumps(line)}\n" * 2)
     with pytest.raises(DataError, match=r"c\.jsonl:2: the id 'p1' is also at .*c\.jsonl:1"):
         opened("choice", choices, choices)
+
+
+def asked(path: Path, *questions: str) -> Path:
+    lines = [{"article": "", "question": q, "options": ["x", "y"], "answer": 0} for q in questions]
+    return write(path, "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_what_stands_in_both_files_is_said_for_every_kind(tmp_path: Path) -> None:
+    def noted(task: str, train: Path, dev: Path) -> list[str]:
+        return [note for note in opened(task, train, dev).notes if "also in the training data" in note]
+
+    files = {
+        "classify": ["text,label\na,x\nb,y\n", "text,label\na,y\nc,x\n"],
+        "regress": ["text,label\na,1\nb,2\n", "text,label\na,5\nc,2\n"],
+        "multilabel": ["text,label\na,x|y\nb,y\n", "text,label\na,y\nc,x\n"],
+        "ner": ["EU B-ORG\nsays O\n\nRome B-LOC\n", "EU O\nsays O\n\nParis B-LOC\n"],
+    }
+    for task, texts in files.items():
+        train, dev = (
+            write(tmp_path / f"{task}{i}.{'txt' if task == 'ner' else 'csv'}", t) for i, t in enumerate(texts)
+        )
+        assert noted(task, train, dev) == ["1 of 2 dev texts are also in the training data"], task
+    train, dev = squad(tmp_path / "t.json", ("A", "red", 0)), squad(tmp_path / "d.json", ("B", "green", 4))
+    assert noted("qa", train, dev) == ["1 of 1 dev texts are also in the training data"]
+    train, dev = asked(tmp_path / "t.jsonl", "who?", "what?"), asked(tmp_path / "d.jsonl", "who?", "where?", "why?")
+    assert noted("choice", train, dev) == ["1 of 3 dev texts are also in the training data"]
+    apart = write(tmp_path / "apart.txt", "Bonn B-LOC\n")
+    assert noted("ner", tmp_path / "ner0.txt", apart) == []
+
+
+def test_tags_scored_on_their_training_file_are_said(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.txt", "EU B-ORG\nsays O\n\nRome B-LOC\n")
+    assert opened("ner", path, path).notes == ("2 of 2 dev texts are also in the training data",)
+
+
+def test_a_constant_number_has_nothing_to_learn(tmp_path: Path) -> None:
+    path = write(tmp_path / "n.csv", "text,label\na,3\nb,3\nc,3\n")
+    assert "all 3 training rows have the number 3: there is nothing to learn from them" in (
+        opened("regress", path, write(tmp_path / "d.csv", "text,label\nd,1\n")).notes
+    )
+
+
+@pytest.mark.parametrize(
+    "task, name, train, dev, expected",
+    [
+        ("classify", "f.csv", "text,label\na,x\nb,x\nc,y\n", "text,label\nd,x\ne,y\n", {"accuracy": 0.5}),
+        ("ner", "f.txt", "EU B-ORG\n", "a B-ORG\n", {"f1": 0.0}),
+        ("qa", "f.json", None, None, {"exact": 0.0, "f1": 0.5}),  # of the passage's three words one is the answer
+    ],
+)
+def test_the_baseline_stands_beside_the_counts(
+    tmp_path: Path, task: str, name: str, train: str | None, dev: str | None, expected: dict[str, float]
+) -> None:
+    if train is None or dev is None:
+        files = squad(tmp_path / "t.json", ("A", "red", 0)), squad(tmp_path / "d.json", ("B", "green", 4))
+    else:
+        files = write(tmp_path / f"t{name}", train), write(tmp_path / f"d{name}", dev)
+    baseline = opened(task, *files).facts["baseline"]
+    assert {key: baseline[key] for key in expected} == pytest.approx(expected)
+
+
+def test_a_stored_task_comes_back_and_reads_a_labelled_file(tmp_path: Path) -> None:
+    rows = RowSettings(max_length=64, long_texts="windows", overlap=4)
+    stored = StoredTask("classify", KINDS["classify"], ("x", "y"), "macro_f1", TableSettings(text="body"), rows)
+    (tmp_path / "task.json").write_bytes(stored.to_json())
+    assert StoredTask.read(tmp_path) == stored
+    path = write(tmp_path / "new.csv", "body,label\na,x\nb,y\nc,x\n")
+    problem = stored.labelled(path, stored.table, named=True)
+    assert (problem.train, len(problem.dev), problem.metric) == ((), 3, "macro_f1")
+    assert problem.facts["test"] == 3
+    assert problem.facts["baseline"]["accuracy"] == pytest.approx(2 / 3)
+    with pytest.raises(DataError, match=r"labels that the model does not have \(it has x, y\): 'z'"):
+        stored.labelled(write(tmp_path / "z.csv", "body,label\na,z\n"), stored.table, named=True)
+    with pytest.raises(MissingInputError):
+        stored.labelled(tmp_path / "none.csv", stored.table, named=True)
+    write(tmp_path / "bad" / "task.json", '{"kind": "dance"}')
+    with pytest.raises(DataError, match=r"task\.json: damaged"):
+        StoredTask.read(tmp_path / "bad")
 
 
 TABLE = "text,label\na,x\nb,y\n"

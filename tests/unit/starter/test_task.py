@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from remask import artifacts
-from remask.commands.quickstart_task import make_task, sample_sentences
 from remask.documents import STAGE, Documents, DocumentWriter, read_documents
+from remask.starter.task import make_task, sample_sentences
 
 
 def documents(folder: Path, places: list[str]) -> Documents:

@@ -46,8 +46,8 @@ def make_task(
     documents: Documents, folder: Path, *, is_python_docs: bool, most: int, labels: int, seed: int
 ) -> Task | None:
     """Write the task's files; None where the corpus has too few documents for one."""
-    found = _ordered(passages(documents, min_chars=80, max_chars=MAX_CHARS), seed)
-    rows = _library_rows(found, most) if is_python_docs else _pair_rows(found, most, seed)
+    ordered = _ordered(passages(documents, min_chars=80, max_chars=MAX_CHARS), seed)
+    rows = _library_rows(ordered, most) if is_python_docs else _pair_rows(ordered, most, seed)
     train = [row for row in rows if not row["test"]][:labels]
     test = [row for row in rows if row["test"]]
     if min(len(train), len(test)) < MIN_ROWS:
@@ -69,9 +69,9 @@ def make_task(
     return Task("pair", question, description, folder / "train.jsonl", folder / "test.jsonl")
 
 
-def _ordered(found: Iterable[Passage], seed: int) -> list[Passage]:
+def _ordered(passages_of_all: Iterable[Passage], seed: int) -> list[Passage]:
     """In an order that only the seed and the texts decide, with few of any one document."""
-    ordered = sorted(found, key=lambda passage: draw(seed, passage.module, passage.text))
+    ordered = sorted(passages_of_all, key=lambda passage: draw(seed, passage.module, passage.text))
     taken: Counter[str] = Counter()
     kept = []
     for passage in ordered:
@@ -81,9 +81,9 @@ def _ordered(found: Iterable[Passage], seed: int) -> list[Passage]:
     return kept
 
 
-def _library_rows(found: Sequence[Passage], most: int) -> list[dict[str, Any]]:
+def _library_rows(ordered: Sequence[Passage], most: int) -> list[dict[str, Any]]:
     modules: dict[str, set[str]] = defaultdict(set)
-    silent = [p for p in found if p.library.lower() not in p.text.lower()]
+    silent = [p for p in ordered if p.library.lower() not in p.text.lower()]  # that do not name their library
     for passage in silent:
         modules[passage.library].add(passage.module)
     sizes = {library: len(names) for library, names in modules.items() if len(names) >= MIN_MODULES}
@@ -97,12 +97,12 @@ def _library_rows(found: Sequence[Passage], most: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _pair_rows(found: Sequence[Passage], most: int, seed: int) -> list[dict[str, Any]]:
+def _pair_rows(ordered: Sequence[Passage], most: int, seed: int) -> list[dict[str, Any]]:
     """Half of the pairs from one document, half from two; both documents on the same side of the split."""
     rows: list[dict[str, Any]] = []
     for test in (False, True):
         by_document: dict[str, list[str]] = defaultdict(list)
-        for passage in found:
+        for passage in ordered:
             if _is_test(passage.module) == test:
                 by_document[passage.module].append(passage.text)
         several = {name: texts for name, texts in by_document.items() if len(texts) > 1}
@@ -149,7 +149,7 @@ class Sample:
 
 def sample_sentences(documents: Documents, *, seed: int, count: int = 6, mask: str = "<mask>") -> list[Sample]:
     """Plain sentences of held-out documents, at most one of each document."""
-    found: list[tuple[str, Sample]] = []
+    drawn: list[tuple[str, Sample]] = []
     for shard in documents.of("heldout"):
         for index in range(len(shard)):
             matches = list(_SENTENCE.finditer(shard.text(index)))
@@ -160,5 +160,5 @@ def sample_sentences(documents: Documents, *, seed: int, count: int = 6, mask: s
             if words:
                 word = words[int(draw(seed, "word", sentence), 16) % len(words)]
                 masked = f"{sentence[: word.start()]}{mask}{sentence[word.end() :]}"
-                found.append((draw(seed, "sample", sentence), Sample(masked, word.group())))
-    return [sample for _, sample in sorted(found, key=lambda pair: pair[0])[:count]]
+                drawn.append((draw(seed, "sample", sentence), Sample(masked, word.group())))
+    return [sample for _, sample in sorted(drawn, key=lambda pair: pair[0])[:count]]

@@ -1,0 +1,180 @@
+"""Weights that start from counts instead of at random: embeddings, attention over neighbours, output bias, new tokens.
+
+In: a fresh network, vectors of tokens, log frequencies. Out: the same network, changed in place. Attention starts as a
+mean over the neighbours: values and output near the identity (after arXiv 2305.09828). A window alone makes that a mean
+over near tokens; learned positions get waves in columns of their own, which queries and keys start to compare.
+Not here: the counting (data/counting.py), the vectors (factors.py), which parts a run wants (start.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from remask.model.factors import one_thread
+from remask.model.network import Network
+from remask.model.settings import ModelSettings
+
+# Shapes: V vocabulary, E width of the embeddings, C counted columns, P columns of the waves, D width of a state,
+# T tokens that a map is fitted to, X columns that it reads.
+
+MIN_TEACHERS = 100  # known tokens, below which no map is fitted
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the map, in means of its diagonal
+
+
+def num_wave_columns(settings: ModelSettings) -> int:
+    """Columns of the embeddings that tell positions, where attention starts with the neighbours; 0: not needed."""
+    every_layer_has_window = all(settings.window(layer) is not None for layer in range(settings.num_layers))
+    if settings.positions != "learned" or every_layer_has_window or settings.embedding_width > settings.hidden_size:
+        return 0
+    return min(settings.head_size, settings.embedding_width // 4) // 2 * 2
+
+
+def even_scale(vectors_VC: np.ndarray, is_counted_V: np.ndarray, flatten: float, std: float) -> np.ndarray:
+    """Columns centred over the counted tokens, made more alike by a power of their deviation, all scaled to `std`."""
+    chosen = vectors_VC[is_counted_V].astype(np.float64)
+    centred = chosen - chosen.mean(axis=0)
+    centred /= np.maximum(centred.std(axis=0), 1e-12) ** flatten
+    scaled_VC = np.zeros(vectors_VC.shape, np.float32)
+    scaled_VC[is_counted_V] = centred * (std / max(float(centred.std()), 1e-12))
+    return scaled_VC
+
+
+@torch.no_grad()
+def start_embeddings(network: Network, vectors_VC: np.ndarray, is_counted_V: np.ndarray, std: float) -> None:
+    """Token embeddings, and a free output matrix, at these vectors. Other tokens and columns beyond them stay random,
+    with the same deviation."""
+    masked_lm = network.heads.masked_lm
+    matrices = [network.encoder.embeddings.tokens.weight]
+    if masked_lm is not None and masked_lm.decoder is not None:
+        matrices.append(masked_lm.decoder.weight)
+    counted_V = torch.from_numpy(np.flatnonzero(is_counted_V))
+    rows_VC = torch.from_numpy(vectors_VC)[counted_V]
+    for weight_VE in matrices:
+        weight_VE *= std / network.settings.init_std
+        weight_VE[counted_V, : vectors_VC.shape[1]] = rows_VC
+
+
+@torch.no_grad()
+def start_bias(network: Network, log_frequencies_V: np.ndarray) -> None:
+    """What a model learns first, and slowly, is how frequent each token is."""
+    assert network.heads.masked_lm is not None, "pretraining has the masked-LM head"
+    network.heads.masked_lm.bias.copy_(torch.from_numpy(log_frequencies_V))
+
+
+@torch.no_grad()
+def start_attention(network: Network, share: float, noise: float, reach: float, peak: float) -> None:
+    """Every layer adds `share` of the mean of what it sees; `noise` of the usual random start is kept. With learned
+    positions, a layer without a window sees mostly `reach` tokens to either side, by a logit of `peak`."""
+    settings = network.settings
+    size = settings.hidden_size
+    for attention in network.encoder.attentions:
+        value_DD, output_DD = attention.qkv.weight[2 * size :], attention.output.weight
+        value_DD.mul_(noise).diagonal().add_(1.0)
+        output_DD.mul_(noise).diagonal().add_(share)
+    if num_columns := num_wave_columns(settings):
+        directions_DP = _start_waves(network, num_columns, reach)
+        gain = math.sqrt(peak * math.sqrt(settings.head_size) / num_columns)
+        for layer in range(settings.num_layers):
+            if settings.window(layer) is None:
+                attention = network.encoder.attentions[settings.attention_index(layer)]
+                _compare(attention.qkv.weight, directions_DP * gain, settings.head_size)
+
+
+def _start_waves(network: Network, num_columns: int, reach: float) -> Tensor:
+    """Sines and cosines in the last columns of the position table, where tokens have nothing. Gives the directions of
+    a state that read them. Two positions' waves have the product exp(-(distance / reach)^2 / 2), nearly: frequencies
+    are spread as a normal distribution, whose characteristic function that is."""
+    settings, embeddings = network.settings, network.encoder.embeddings
+    assert embeddings.positions is not None
+    tokens_VE = embeddings.tokens.weight
+    masked_lm = network.heads.masked_lm
+    deviation = float(tokens_VE[:, :-num_columns].std())
+    tokens_VE[:, -num_columns:] = 0.0
+    if masked_lm is not None and masked_lm.decoder is not None:
+        masked_lm.decoder.weight[:, -num_columns:] = 0.0
+    quantiles = (torch.arange(num_columns // 2, dtype=torch.float64) + 0.5) / (num_columns // 2)
+    frequencies = math.sqrt(2) * torch.erfinv(quantiles) / reach
+    angles_SF = torch.arange(settings.max_length, dtype=torch.float64)[:, None] * frequencies
+    waves_SP = math.sqrt(2) * deviation * torch.cat([angles_SF.cos(), angles_SF.sin()], dim=1)
+    table_SE = embeddings.positions.weight[settings.position_offset :]
+    table_SE[:, -num_columns:] = waves_SP.float()
+    if embeddings.project is None:
+        return torch.eye(settings.hidden_size)[:, -num_columns:]
+    # An isometry, times what gives states the size that norms give them later: all layers read the same directions.
+    with one_thread():
+        turned_DE = torch.linalg.qr(embeddings.project.weight.double())[0].float()
+    scale = math.sqrt(settings.hidden_size / settings.embedding_width)
+    embeddings.project.weight.copy_(turned_DE * scale)
+    return turned_DE[:, -num_columns:] / scale
+
+
+def _compare(qkv_MD: Tensor, directions_DP: Tensor, head_size: int) -> None:
+    """Queries and keys of every head read these directions, in their first rows."""
+    size, num_columns = directions_DP.shape
+    for start in range(0, 2 * size, head_size):
+        qkv_MD[start : start + num_columns] = directions_DP.T
+
+
+@torch.no_grad()
+def quiet_head(network: Network, log_frequencies_V: np.ndarray) -> None:
+    """A masked-LM head that a trained encoder did not have: it starts by answering the frequencies, whatever the state.
+    Trained embeddings can be long (rows of 5.7 in a real model): under a random head they would answer with certainty,
+    and wrongly. The last norm grows as it learns which directions help."""
+    masked_lm = network.heads.masked_lm
+    assert masked_lm is not None, "pretraining has the masked-LM head"
+    masked_lm.norm.weight.fill_(0.0)  # its own gradient is not 0, so that the rest of the head learns a step later
+    start_bias(network, log_frequencies_V)
+
+
+@torch.no_grad()
+def fit_new_rows(
+    network: Network,
+    counted: tuple[np.ndarray, np.ndarray],
+    old_ids_V: Sequence[int],
+    log_frequencies_V: np.ndarray,
+) -> float | None:
+    """Vectors of tokens that a trained model did not know, from counts: the linear map that is best on the tokens it
+    knew. Their output bias: the log frequency, moved as those of known tokens are. Gives the share of the variance
+    that the map explains on known tokens that it was not fitted to; None, and nothing changed: too few are known."""
+    vectors_VC, is_counted_V = counted
+    known_V = torch.tensor(old_ids_V) >= 0
+    seen_V = torch.from_numpy(is_counted_V)
+    teachers, pupils = (known_V & seen_V).nonzero().squeeze(1), (~known_V).nonzero().squeeze(1)
+    if len(teachers) < MIN_TEACHERS:
+        return None
+    masked_lm = network.heads.masked_lm
+    assert masked_lm is not None, "pretraining has the masked-LM head"
+    inputs_VX = torch.nn.functional.pad(torch.from_numpy(vectors_VC).double(), (0, 1), value=1.0)
+    embeddings_VE = network.encoder.embeddings.tokens.weight
+    explained = 0.0
+    with one_thread():
+        for weight_VE in [embeddings_VE] if masked_lm.decoder is None else [embeddings_VE, masked_lm.decoder.weight]:
+            map_XE, explained = _ridge(inputs_VX[teachers], weight_VE[teachers].double())
+            weight_VE[pupils] = (inputs_VX[pupils] @ map_XE).to(weight_VE.dtype)
+    frequencies_V = torch.from_numpy(log_frequencies_V).to(masked_lm.bias.dtype)
+    masked_lm.bias[pupils] = frequencies_V[pupils] + (masked_lm.bias - frequencies_V)[teachers].mean()
+    return explained
+
+
+def _ridge(x_TX: Tensor, y_TE: Tensor) -> tuple[Tensor, float]:
+    """(map, share of the variance explained on every tenth row): the penalty is the one that is best on these."""
+    apart_T = torch.arange(len(x_TX)) % 10 == 0
+
+    def fit(x: Tensor, y: Tensor, penalty: float) -> Tensor:
+        gram_XX = x.T @ x
+        scale = penalty * float(gram_XX.diagonal()[:-1].mean())
+        gram_XX.diagonal()[:-1] += scale  # the last column is the constant
+        return torch.linalg.solve(gram_XX, x.T @ y)
+
+    def explained(penalty: float) -> float:
+        rest = y_TE[apart_T] - x_TX[apart_T] @ fit(x_TX[~apart_T], y_TE[~apart_T], penalty)
+        centred = y_TE[apart_T] - y_TE[~apart_T].mean(dim=0)
+        return 1.0 - float(rest.square().sum() / centred.square().sum().clamp(min=1e-12))
+
+    best = max(PENALTIES, key=explained)
+    return fit(x_TX, y_TE, best), explained(best)

@@ -1,0 +1,268 @@
+"""Where a pretraining run starts: at random, or from what one pass of counting over its training text gives.
+
+In: StartSettings, a fresh network, PREPARED. Out: the network with the chosen parts started from counts. Vectors of
+tokens are kept as an artifact of stage `counted` under a fingerprint of the training shards and the settings that made
+them: in PREPARED, or in the run's folder where that cannot be written. Not here: how pairs are counted (data/counting),
+how a matrix becomes vectors (model/factors), what they do to a network (model/counted).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from remask import artifacts
+from remask.config import Config, fingerprint, setting, switch
+from remask.errors import DataError, MissingInputError
+from remask.progress import Progress
+
+if TYPE_CHECKING:
+    from remask.data.tokens import Tokens
+    from remask.model.network import Network
+
+STAGE = "counted"
+_VERSION = 1
+_SEED = 0  # of the random projection: not the run's, so that runs of all seeds share what was counted
+MIN_TOKENS = 2_000  # fewer say nothing about which tokens go together
+
+
+class StartSettings(Config):
+    """What starts from counts. The numbers are those of the trials on the wiki corpus (EXPERIMENTS.md)."""
+
+    embeddings: Literal["random", "counted"] = switch(
+        "random", "token vectors: random, or from which tokens stand near which in the training text", effect="math"
+    )
+    attention: Literal["random", "neighbours"] = switch(
+        "random", "attention: random, or every layer adds a mean over the tokens that are near", effect="math"
+    )
+    bias: Literal["zeros", "frequencies"] = switch(
+        "zeros", "the masked-LM bias starts at 0, or at the log frequencies of the data's tokens", effect="math"
+    )
+    new_tokens: Literal["random", "counted"] = switch(
+        "counted", "tokens that the model of init_from does not know: random, or from counts", effect="math"
+    )
+    std: float = switch(0.06, "standard deviation of the counted embeddings", effect="math", samples=[0.15], gt=0)
+    weights: tuple[float, ...] = switch(
+        (1.0, 0.7, 0.5, 0.4),
+        "what a pair counts at distance 1, 2, ...; as many as the window is wide to either side",
+        effect="math",
+        samples=[[1.0, 1.0]],
+        min_length=1,
+        max_length=64,
+    )
+    smoothing: float = switch(
+        0.75, "power of the context frequencies in the PMI; 1: none", effect="math", samples=[1.0], gt=0, le=1
+    )
+    shift: float = switch(
+        1.0, "PMI counts above the log of this; word2vec's number of negatives", effect="math", samples=[2.0], gt=0
+    )
+    least_count: float = switch(
+        0.0, "pairs that count less than this are left out", effect="math", samples=[100.0], ge=0
+    )
+    flatten: float = switch(
+        0.5, "every column is divided by this power of its deviation", effect="math", samples=[1.0], ge=0, le=1
+    )
+    most_tokens: int = setting(
+        20_000_000, "tokens that are counted at most, spread evenly over the training text", ge=MIN_TOKENS
+    )
+    iterations: int = setting(2, "power iterations of the random projection", ge=0, le=20)
+    neighbour_share: float = switch(
+        0.5, "how much of the mean over the neighbours a layer adds", effect="math", samples=[0.25], gt=0
+    )
+    neighbour_noise: float = switch(
+        0.2, "share of the random start that values and output of attention keep", effect="math", samples=[1.0], ge=0
+    )
+    neighbour_reach: float = switch(
+        2.0, "learned positions without a window: how many tokens away is near", effect="math", samples=[6.0], gt=0
+    )
+    neighbour_peak: float = switch(
+        8.0, "learned positions without a window: logit of the nearest token", effect="math", samples=[4.0], gt=0
+    )
+
+    def counting(self) -> dict[str, Any]:
+        """What the vectors follow from."""
+        names = ("weights", "smoothing", "shift", "least_count", "most_tokens", "iterations")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Vectors of tokens as they were factored, and which tokens were seen."""
+
+    vectors_VC: np.ndarray
+    is_counted_V: np.ndarray
+
+
+def start_network(
+    network: Network, settings: StartSettings, tokens: Tokens, run_folder: Path | None, progress: Progress
+) -> None:
+    """The parts that the settings name, started from counts of the training text. Without a folder (a dry run) it is
+    only checked that they can be."""
+    from remask.model import counted
+
+    if settings.embeddings == "counted":
+        check_countable(tokens)
+    if run_folder is None:
+        return
+    if settings.embeddings == "counted":
+        width = network.settings.embedding_width
+        if settings.attention == "neighbours":
+            width -= counted.num_wave_columns(network.settings)
+        found = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
+        vectors_VC = counted.even_scale(found.vectors_VC, found.is_counted_V, settings.flatten, settings.std)
+        counted.start_embeddings(network, vectors_VC, found.is_counted_V, settings.std)
+        _say_what_is_missing(found, width, progress)
+    if settings.attention == "neighbours":
+        counted.start_attention(
+            network,
+            settings.neighbour_share,
+            settings.neighbour_noise,
+            settings.neighbour_reach,
+            settings.neighbour_peak,
+        )
+    if settings.bias == "frequencies":
+        counted.start_bias(network, tokens.log_frequencies(network.settings.vocab_size))
+
+
+def complete_network(
+    network: Network,
+    settings: StartSettings,
+    tokens: Tokens,
+    old_ids: Sequence[int],
+    has_head: bool,
+    run_folder: Path | None,
+    progress: Progress,
+) -> None:
+    """What a model to start from did not have: vectors of new tokens (`old_ids` is -1 there), a masked-LM head."""
+    from remask.model import counted
+
+    frequencies_V = tokens.log_frequencies(network.settings.vocab_size)
+    if not has_head:
+        counted.quiet_head(network, frequencies_V)
+    num_new = sum(was < 0 for was in old_ids)
+    if not num_new or settings.new_tokens == "random":
+        return
+    if tokens.num_tokens < MIN_TOKENS:
+        progress.warn(
+            f"{num_new:,} new tokens start at random: {tokens.num_tokens:,} training tokens are too few to count"
+        )
+        return
+    if run_folder is None:
+        return
+    width = network.settings.embedding_width
+    found = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
+    vectors_VC = counted.even_scale(found.vectors_VC, found.is_counted_V, settings.flatten, 1.0)
+    explained = counted.fit_new_rows(network, (vectors_VC, found.is_counted_V), old_ids, frequencies_V)
+    if explained is None:
+        progress.warn(
+            f"{num_new:,} new tokens start at random: fewer than {counted.MIN_TEACHERS} tokens of the text are known"
+        )
+    else:
+        progress.say(
+            f"  {num_new:,} new tokens start from counts, by a map that explains {explained:.0%} of known tokens"
+        )
+
+
+def _say_what_is_missing(found: Counted, width: int, progress: Progress) -> None:
+    size, rank = found.vectors_VC.shape
+    seen = int(found.is_counted_V.sum())
+    if seen < size // 2:
+        progress.warn(
+            f"start.embeddings = counted: only {seen:,} of {size:,} entries of the vocabulary are in the text that was "
+            "counted; the others start at random"
+        )
+    if rank < width:
+        progress.warn(
+            f"start.embeddings = counted: the counts have rank {rank}, below the width of {width}; the other "
+            f"{width - rank} columns start at random"
+        )
+
+
+def check_countable(tokens: Tokens) -> None:
+    if tokens.num_tokens < MIN_TOKENS:
+        raise DataError(
+            f"{tokens.folder}: start.embeddings = counted needs at least {MIN_TOKENS:,} training tokens, there are "
+            f"{tokens.num_tokens:,}; prepare more text, or --set start.embeddings=random"
+        )
+
+
+def counted_vectors(
+    tokens: Tokens, settings: StartSettings, vocab_size: int, width: int, run_folder: Path, progress: Progress
+) -> Counted:
+    """From the disk where an earlier run left them, else counted now."""
+    identity = {
+        "version": _VERSION,
+        "shards": _training_files(tokens),
+        "vocab_size": vocab_size,
+        "width": width,
+        "counting": settings.counting(),
+    }
+    folder = _place(tokens.folder, run_folder)
+    place = folder / f"{vocab_size}x{width}-{fingerprint(identity)[:16]}"
+    with artifacts.turn(folder):
+        try:
+            artifact = artifacts.open_artifact(place, STAGE, verify=True)
+        except (DataError, MissingInputError):
+            artifact = artifacts.publish(
+                place,
+                STAGE,
+                lambda aside: _fill(aside, *_count(tokens, settings, vocab_size, width, progress)),
+                config=identity,
+                inputs={"shards": fingerprint(identity["shards"])},
+                replace=True,
+            )
+    return Counted(np.load(artifact.path("vectors.npy")), np.load(artifact.path("is_counted.npy")))
+
+
+def _training_files(tokens: Tokens) -> dict[str, str]:
+    """Checksums of what is counted. Held-out shards are no part of it."""
+    manifest: Mapping[str, Any] = artifacts.open_artifact(tokens.folder, "prepared").manifest["files"]
+    names = [shard.name for source in tokens.sources.values() for shard in source.shards]
+    return {
+        f"{name}.{suffix}": manifest[f"{name}.{suffix}"]["sha256"] for name in names for suffix in ("tokens", "offsets")
+    }
+
+
+def _place(prepared: Path, run_folder: Path) -> Path:
+    """In PREPARED, for every run on it; where that is read-only, in the run's folder."""
+    folder = prepared / STAGE
+    is_writable = os.access(folder if folder.exists() else prepared, os.W_OK | os.X_OK)
+    return folder if is_writable else run_folder / STAGE
+
+
+def _count(
+    tokens: Tokens, settings: StartSettings, vocab_size: int, width: int, progress: Progress
+) -> tuple[np.ndarray, np.ndarray]:
+    import torch
+
+    from remask.data.counting import neighbour_counts, positive_pmi
+    from remask.model.factors import factors
+
+    started = time.monotonic()
+    threads = torch.get_num_threads()
+    counts_VV = neighbour_counts(tokens, vocab_size, settings.weights, settings.most_tokens, threads)
+    matrix_VV = positive_pmi(counts_VV, settings.smoothing, settings.shift, settings.least_count)
+    is_counted_V = np.diff(matrix_VV.indptr) > 0
+    if not is_counted_V.any():
+        raise DataError(
+            f"{tokens.folder}: no two tokens stand together more often than chance; --set start.embeddings=random"
+        )
+    counted_at = time.monotonic()
+    vectors_VC = factors(matrix_VV, width, _SEED, settings.iterations, threads)
+    progress.say(
+        f"  {min(tokens.num_tokens, settings.most_tokens):,} tokens counted in {counted_at - started:.1f} s, "
+        f"{matrix_VV.nnz:,} pairs factored in {time.monotonic() - counted_at:.1f} s"
+    )
+    return vectors_VC, is_counted_V
+
+
+def _fill(aside: Path, vectors_VC: np.ndarray, is_counted_V: np.ndarray) -> dict[str, Any]:
+    np.save(aside / "vectors.npy", vectors_VC)
+    np.save(aside / "is_counted.npy", is_counted_V)
+    return {"tokens_counted": int(is_counted_V.sum()), "columns": vectors_VC.shape[1]}
