@@ -129,8 +129,9 @@ def test_work_goes_on_under_its_key(tmp_path: Path) -> None:
     with pytest.raises(Stopped), work_on(out, key) as work:
         work.keep(0, b"a")
         raise Stopped("stopped")
-    with pytest.raises(ConfigError, match=r'another command began this file.*\n.*model: "m" -> "n"'), work_on(
-        out, {**key, "model": "n"}
+    with (
+        pytest.raises(ConfigError, match=r'another command began this file.*\n.*model: "m" -> "n"'),
+        work_on(out, {**key, "model": "n"}),
     ):
         raise AssertionError("never reached")
     with work_on(out, key) as work:
