@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from remask.artifacts import lock, output_errors, write_bytes, write_json
+from remask.artifacts import claim, lock, output_errors, write_bytes, write_json
 from remask.config import build_run, differences, dump, to_yaml
 from remask.documents import read_documents
 from remask.errors import ConfigError, DataError, DiskError
@@ -38,6 +38,7 @@ from remask.workers import num_cores
 T = TypeVar("T")
 
 MIN_FREE_BYTES = 1_000_000_000
+_MARK = ".quickstart"  # by which a folder is known to be one's, before its corpus is read
 MIN_HELDOUT_ROWS = 8
 
 Prepare = Callable[[Mapping[str, Any], Path], dict[str, Any]]  # settings of a `prepare` run, its folder -> its counts
@@ -103,7 +104,9 @@ def _refuse_another(run: QuickstartRun, out: Path) -> None:
             words = "; ".join(f"{key} {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
             raise ConfigError(f"{out}: holds another quickstart ({words}); choose another --out, or remove it")
         return
+    claim(out, _MARK)
     with output_errors(out):
+        (out / _MARK).touch()
         free = shutil.disk_usage(out).free
     if free < MIN_FREE_BYTES:
         raise DiskError(f"{out}: {free / 1e9:.1f} GB free, {MIN_FREE_BYTES / 1e9:.0f} GB are needed")

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from remask.artifacts import PAGE_MARK
 from remask.visible import as_html
 
 STYLE = """
@@ -108,7 +109,7 @@ class Page:
         return (
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
             f"<meta http-equiv='Content-Security-Policy' content=\"{POLICY}\">"
-            "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+            f"{PAGE_MARK}<meta name='viewport' content='width=device-width,initial-scale=1'>"
             f"<title>{as_html(self._title)}</title><style>{STYLE}</style></head>"
             f"<body><main>{''.join(self._parts)}</main></body></html>\n"
         )

@@ -81,6 +81,7 @@ def check_identity(identity: Mapping[str, Any], defaults: Config, out: Path, all
         raise ConfigError(f"{out}: is a finished folder of another command; choose another --out")
     path = out / "run.json"
     if not path.is_file():
+        artifacts.claim(out, path.name)
         return
     try:
         kept = json.loads(path.read_bytes())
