@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from remask.config import Config, build_run
+from remask.config import Config, build_run, find_run
 from remask.errors import UsageError
 from remask.progress import Progress
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remask.answer.predict import PredictRun
     from remask.evaluation.settings import EvaluateRun
     from remask.exports.settings import ExportRun
+    from remask.pretraining.settings import PretrainRun
     from remask.tune.settings import FinetuneRun, SearchRun
 
 StrPath = str | os.PathLike[str]
@@ -39,8 +40,10 @@ def _run(
     """The frozen run: as given, or from a run file with keywords and settings over it."""
     given = {key: _plain(value) for key, value in keywords.items() if value is not None}
     if isinstance(run, Config):
-        if given or settings:
-            raise UsageError(f"{', '.join([*given, *(settings or {})])}: a finished run is given, which has its own")
+        if given or settings or assignments:
+            raise UsageError(
+                f"{', '.join([*given, *(settings or {}), *assignments])}: a finished run is given, which has its own"
+            )
         return run
     file = None if run is None else Path(run)
     both = given | {key: _plain(value) for key, value in (settings or {}).items()}
@@ -51,6 +54,43 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# ---------------------------------------------------------------------------------------------- pretraining
+
+
+def pretrain(
+    run: PretrainRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    data: StrPath | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    init_from: StrPath | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train an encoder on prepared data.
+
+    `run`: a run file, or the name of one that comes with remask ("wiki_small", "roberta_base"): the network and the
+    recipe. `data`: what `prepare` made. `minutes` or `steps`: how long, in place of the run file's own. `init_from`: a
+    model to start from. `dry_run`: check everything, train nothing.
+
+    The result has the held-out `loss`, `perplexity`, `accuracy` and `bits_per_byte`; `out` is a model for `load`,
+    `finetune` and all others.
+
+    >>> remask.pretrain("wiki_small", data="prepared", minutes=60, out="encoder")["bits_per_byte"]  # doctest: +SKIP
+    """
+    from remask.pretraining.run import pretrain as train
+    from remask.pretraining.settings import PretrainRun, budget_alone
+
+    if run is not None and not isinstance(run, Config):
+        run = find_run("pretrain", run)
+    keywords = {"prepared": data, "init_from": init_from}
+    built = _run(PretrainRun, run, keywords, settings, budget_alone(minutes, steps))
+    return train(built, Path(out), progress=progress or Progress(), allow_change=allow_change, dry_run=dry_run)
 
 
 # ---------------------------------------------------------------------------------------------------- tasks

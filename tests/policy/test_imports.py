@@ -48,7 +48,7 @@ MAY_IMPORT = {
     "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "study"},
     "starter": GROUND | {"text", "pretraining", "tune", "exports", "answer", "study"},
     "serve": GROUND | ANSWERING,
-    "api": GROUND | ANSWERING | {"tune", "evaluation", "exports"},
+    "api": GROUND | ANSWERING | {"pretraining", "tune", "evaluation", "exports"},
 }
 
 
