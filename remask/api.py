@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from remask.answer.predict import PredictRun
     from remask.evaluation.settings import EvaluateRun
     from remask.exports.settings import ExportRun
+    from remask.preparation.settings import PrepareRun
     from remask.pretraining.settings import PretrainRun
     from remask.tune.settings import FinetuneRun, SearchRun
 
@@ -57,6 +58,42 @@ def _plain(value: Any) -> Any:
 
 
 # ---------------------------------------------------------------------------------------------- pretraining
+
+
+def prepare(
+    run: PrepareRun | StrPath | Sequence[StrPath] | None = None,
+    *,
+    out: StrPath,
+    vocab_size: int | None = None,
+    tokenizer: StrPath | None = None,
+    workers: int | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Turn raw files into documents, a vocabulary and token shards.
+
+    `run`: texts (files, folders or globs; one or a list), or a run file (.yaml). `vocab_size`: the entries of the
+    vocabulary that is trained; or `tokenizer`: one that exists. The result counts documents, sentences, tokens, bytes.
+
+    >>> remask.prepare("texts/", vocab_size=16384, out="prepared")["tokens"]          # doctest: +SKIP
+    """
+    from remask.preparation.prepare import prepare as make
+    from remask.preparation.settings import PrepareRun
+
+    if vocab_size is not None and tokenizer is not None:
+        raise UsageError("vocab_size trains a vocabulary and tokenizer brings one: give one of them")
+    keywords: dict[str, Any] = {
+        "tokenizer.vocab_size": vocab_size, "tokenizer.path": tokenizer, "workers": workers
+    }  # fmt: skip
+    if run is not None and not isinstance(run, Config):
+        texts = [run] if isinstance(run, (str, os.PathLike)) else list(run)
+        if len(texts) != 1 or not os.fspath(texts[0]).endswith((".yaml", ".yml")):
+            keywords["text.sources"], run = [{"name": "corpus", "paths": _plain(texts)}], None
+        else:
+            run = texts[0]
+    built = _run(PrepareRun, run, keywords, settings)
+    return make(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
 def pretrain(

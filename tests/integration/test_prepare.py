@@ -326,7 +326,7 @@ def test_mistakes_end_in_one_line(words: list[str], code: int, message: str, cor
 RAY = """
 import sys
 from pathlib import Path
-from remask.commands import prepare
+from remask.preparation import prepare
 from remask.config import build_run
 from remask.progress import Progress
 from remask.tokenizer import bulk
@@ -343,7 +343,7 @@ if __name__ == "__main__":
         cluster.add_node(num_cpus=1)
         os.environ["RAY_ADDRESS"] = cluster.address
     try:
-        prepare.main(run, Path(out), progress=Progress(quiet=True))
+        prepare.prepare(run, Path(out), progress=Progress(quiet=True))
     finally:
         if engine == "ray":
             import ray

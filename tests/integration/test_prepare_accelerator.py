@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from remask.commands import prepare
 from remask.config import build_run
+from remask.preparation import prepare
 from remask.progress import Progress
 from remask.tokenizer import bulk, training
 
@@ -34,7 +34,7 @@ def _prepare(corpus: Path, name: str, accelerator: str = "auto") -> tuple[dict[s
     }
     heard = io.StringIO()
     run = build_run(prepare.PrepareRun, options=options).run
-    return prepare.main(run, corpus.with_name(name), progress=Progress(verbose=True, stream=heard)), heard.getvalue()
+    return prepare.prepare(run, corpus.with_name(name), progress=Progress(verbose=True, stream=heard)), heard.getvalue()
 
 
 @pytest.fixture

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from remask.commands import prepare, pretrain
+from remask.commands import pretrain
 from remask.config import Switch, build_run, switches
 from remask.errors import DataError
+from remask.preparation import prepare
 from remask.progress import Progress
 from remask.tune.finetune import finetune
 from remask.tune.settings import FinetuneRun
@@ -154,7 +155,7 @@ PREPARE_TOGETHER: dict[tuple[str, str], dict[str, Any]] = {
 
 def shards_of(settings: dict[str, Any], texts: Path, out: Path) -> Any:
     options = {**PREPARE, **settings, "text.sources": [{"name": "c", "paths": [str(texts)], "layout": None}]}
-    prepare.main(build_run(prepare.PrepareRun, options=options).run, out, progress=Progress(quiet=True))
+    prepare.prepare(build_run(prepare.PrepareRun, options=options).run, out, progress=Progress(quiet=True))
     files = json.loads((out / "manifest.json").read_text())["files"]
     return {name: facts["sha256"] for name, facts in files.items() if name != "drops.jsonl"}
 
