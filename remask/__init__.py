@@ -7,11 +7,26 @@ imported here: torch comes with the first thing that needs it.
 
 from typing import TYPE_CHECKING, Any
 
+from remask import errors
+from remask.progress import Progress
+
 if TYPE_CHECKING:
     from remask.answer.model import load
     from remask.api import encode, evaluate, export, finetune, predict, prepare, pretrain, search
 
-__all__ = ["encode", "evaluate", "export", "finetune", "load", "predict", "prepare", "pretrain", "search"]
+__all__ = [
+    "Progress",
+    "encode",
+    "errors",
+    "evaluate",
+    "export",
+    "finetune",
+    "load",
+    "predict",
+    "prepare",
+    "pretrain",
+    "search",
+]
 __version__ = "0.1.0"
 
 
