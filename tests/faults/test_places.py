@@ -13,10 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from .test_resume import assert_same_run, run_file  # noqa: F401
+from .test_resume import RUN, assert_same_run
 from .zygote import Zygote
 
 TENSORS = ("model.safetensors", "optimizer.safetensors")
+
+
+@pytest.fixture
+def run_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(RUN)
+    return path
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -55,7 +62,10 @@ cp -r "$DISK/." "$RESULT"
 @pytest.mark.skipif(not shutil.which("unshare") or not can_mount(), reason="no disk of one's own may be mounted here")
 @pytest.mark.parametrize("verb", ["prepare", "pretrain"])
 def test_a_full_disk_is_one_line_and_then_the_same_command_goes_on(
-    verb: str, tmp_path: Path, run_file: Path, tiny_prepared: Path  # noqa: F811
+    verb: str,
+    tmp_path: Path,
+    run_file: Path,
+    tiny_prepared: Path,
 ) -> None:
     disk, result, log = tmp_path / "disk", tmp_path / "result", tmp_path / "log"
     disk.mkdir()
@@ -91,7 +101,10 @@ def test_a_full_disk_is_one_line_and_then_the_same_command_goes_on(
 
 
 def test_too_little_memory_in_training_is_a_clear_end(
-    tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote  # noqa: F811
+    tmp_path: Path,
+    run_file: Path,
+    tiny_prepared: Path,
+    zygote: Zygote,
 ) -> None:
     """A limit that comes in the middle of a run: what was saved stands, and the run goes on with room again."""
     words = ["pretrain", str(run_file), "--data", str(tiny_prepared), "--out", str(tmp_path / "out")]
@@ -121,7 +134,10 @@ main()
 
 
 def test_moved_folders_and_names_with_spaces_and_unicode(
-    tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote  # noqa: F811
+    tmp_path: Path,
+    run_file: Path,
+    tiny_prepared: Path,
+    zygote: Zygote,
 ) -> None:
     """Data and run are moved between a stop and its resume, to names that a shell would have to quote."""
     whole = zygote.run("pretrain", run_file, "--data", tiny_prepared, "--out", tmp_path / "whole")
@@ -142,7 +158,11 @@ def test_moved_folders_and_names_with_spaces_and_unicode(
 
 @pytest.mark.parametrize("where", ["out", "above"])
 def test_a_folder_that_cannot_be_written_is_refused_in_words(
-    where: str, tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote  # noqa: F811
+    where: str,
+    tmp_path: Path,
+    run_file: Path,
+    tiny_prepared: Path,
+    zygote: Zygote,
 ) -> None:
     """Also for root, to whom permissions mean nothing: something that is no folder stands in the way."""
     if os.getuid() == 0:
@@ -150,7 +170,8 @@ def test_a_folder_that_cannot_be_written_is_refused_in_words(
     else:
         (tmp_path / "locked").mkdir(mode=0o555)
     out = tmp_path / "locked" if where == "out" and os.getuid() == 0 else tmp_path / "locked" / "out"
-    for words in (["pretrain", run_file, "--data", tiny_prepared], ["prepare", run_file, "--vocab-size", "300"]):
+    text = corpus(tmp_path, 0.01)
+    for words in (["pretrain", run_file, "--data", tiny_prepared], ["prepare", text, "--vocab-size", "300"]):
         done = zygote.run(*words, "--out", out)
         assert done.returncode == 73, done.stderr
         assert str(tmp_path / "locked") in done.stderr
@@ -158,7 +179,10 @@ def test_a_folder_that_cannot_be_written_is_refused_in_words(
 
 
 def test_read_only_data_is_trained_on(
-    tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote  # noqa: F811
+    tmp_path: Path,
+    run_file: Path,
+    tiny_prepared: Path,
+    zygote: Zygote,
 ) -> None:
     """Nothing is written into a data folder, whoever runs it."""
     shutil.copytree(tiny_prepared, tmp_path / "data")
@@ -172,7 +196,10 @@ def test_read_only_data_is_trained_on(
 
 
 def test_a_clock_that_is_set_back_changes_nothing(
-    tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote  # noqa: F811
+    tmp_path: Path,
+    run_file: Path,
+    tiny_prepared: Path,
+    zygote: Zygote,
 ) -> None:
     """A stop, a year back, and on: the newest checkpoint is the one with the most steps, not the latest date."""
     words = ["pretrain", str(run_file), "--data", str(tiny_prepared)]
@@ -182,8 +209,8 @@ def test_a_clock_that_is_set_back_changes_nothing(
     stopped = zygote.run(*words, "--out", tmp_path / "out", signals=[(0.0, "SIGTERM")], wait_for=metrics)
     assert stopped.returncode == 75, stopped.stderr
     code = f"""
-import os, sys, time
-now, real = time.time, os.utime
+import sys, time
+now = time.time
 time.time = lambda: now() - 365 * 86400
 sys.argv = ["remask", *{[*words, "--out", str(tmp_path / "out")]!r}]
 from remask.__main__ import main
@@ -197,7 +224,9 @@ main()
 
 
 def test_other_threads_after_a_resume_keep_ids_and_masks(
-    tmp_path: Path, run_file: Path, tiny_prepared: Path  # noqa: F811
+    tmp_path: Path,
+    run_file: Path,
+    tiny_prepared: Path,
 ) -> None:
     """Bits are promised for the same number of threads. With another one, which sums may be added in another order,
     the examples and masks are the same and losses agree within 1e-5."""
@@ -206,7 +235,7 @@ def test_other_threads_after_a_resume_keep_ids_and_masks(
         for number, steps in zip(threads, ("20", "40"), strict=True):
             words = ["pretrain", str(run_file), "--data", str(tiny_prepared), "--out", str(tmp_path / name)]
             words += ["--steps", steps, "--allow-change", "train.steps", "--set", "model.dropout=0.0"]
-            words += ["--set", "train.schedule=constant", "--set", "model.attention_dropout=0.0"]
+            words += ["--set", "model.attention_dropout=0.0"]
             environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": number}
             done = subprocess.run([sys.executable, "-m", "remask", *words], capture_output=True, text=True, env=environ)
             assert done.returncode == 0, done.stderr
