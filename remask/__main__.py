@@ -85,11 +85,13 @@ def _visible_words() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        error.message = visible(error.message, lines=True)
+        error.message = visible(error.message, lines=True)  # pyrefly: ignore[read-only]
         raise
 
 
-def _show_warning(message: Warning | str, *where: Any) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
     click.echo(f"remask: warning: {visible(str(message))}", err=True)
 
 

@@ -19,6 +19,7 @@ from remask import __main__ as program
 from remask.commands import Common
 from remask.documents import one_line
 from remask.errors import DataError
+from remask.exports.card import model_card
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.progress import Progress
 from remask.study.charts import Series, line_chart

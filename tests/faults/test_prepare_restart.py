@@ -25,8 +25,9 @@ from remask.data.tokens import Tokens
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UnavailableError
 from remask.progress import Progress
 
-SOAK = os.environ.get("REMASK_SOAK", "")
-NUM_ROUNDS = 5 if SOAK == "all" or "16" in SOAK.split(",") else 1  # of five kills, with one worker and with two
+from .soak import tries
+
+NUM_ROUNDS = tries(16, 1, 5)  # of five kills, with one worker and with two
 # Small portions, so that a small corpus is many tasks, and workers even for little.
 SCRIPT = """
 import sys
