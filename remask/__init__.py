@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remask.answer.model import load
-    from remask.api import encode, evaluate, export, finetune, predict, search
+    from remask.api import encode, evaluate, export, finetune, predict, prepare, pretrain, search
 
-__all__ = ["encode", "evaluate", "export", "finetune", "load", "predict", "search"]
+__all__ = ["encode", "evaluate", "export", "finetune", "load", "predict", "prepare", "pretrain", "search"]
 __version__ = "0.1.0"
 
 

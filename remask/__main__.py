@@ -5,6 +5,7 @@ Also here: what every failure looks like to the user (one line and an exit code)
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import os
@@ -107,6 +108,25 @@ def cli() -> None:
 
 def main() -> None:
     """Run a verb; a user's mistake ends in one line on stderr and the exit code of errors.py."""
+    try:
+        _run()
+    except SystemExit as end:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "torch.distributed" in sys.modules:
+            _end_rank(end.code)
+        raise
+
+
+def _end_rank(code: Any) -> None:
+    """End here, without taking Python apart: threads of torch's process group can outlive it (caches of FSDP keep it),
+    and one that lets go of a tensor meanwhile aborts a process whose work is done."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _run() -> None:
     warnings.showwarning = _show_warning
     try:
         with signals.catch():

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -332,6 +332,51 @@ def sha256_of(path: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- reading
+
+
+# ------------------------------------------------------------------------------- work that goes on after a stop
+
+
+def begin(work: Path, key: Any, made: Sequence[str], name: str = "identity.json") -> bool:
+    """Claim the folders `made` inside `work` for what follows from `key` (plain values) alone. Whether they hold what
+    an earlier attempt left for the same key; what was left for another one is removed first."""
+    record, key = work / name, json.loads(json.dumps(key))
+    try:
+        is_same = json.loads(record.read_bytes()) == key
+    except (OSError, ValueError):
+        is_same = False
+    with output_errors(work):
+        if not is_same:
+            record.unlink(missing_ok=True)
+        for folder in (work / folder for folder in made):
+            if not is_same:
+                shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(exist_ok=True)
+    if not is_same:
+        write_json(record, key)
+    return is_same
+
+
+def finish(record: Path, facts: Any, files: Sequence[Path] = ()) -> None:
+    """Write, last of all, that a piece of work is done: plain facts about it and the checksums of what it made."""
+    with output_errors(record):
+        sums = {os.path.relpath(file, record.parent): sha256_of(file) for file in files}
+    write_json(record, {"facts": facts, "sha256": sums})
+
+
+def finished(record: Path, *, verify: bool = True) -> Any | None:
+    """The facts of a piece of work that was finished and whose files are all as they were, be it after a power
+    failure; None if it must be done again."""
+    try:
+        content = json.loads(record.read_bytes())
+        sums = content["sha256"] if verify else {}
+        is_whole = all(sha256_of(record.parent / name) == digest for name, digest in sums.items())
+        return content["facts"] if is_whole else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------------- opening
 
 
 def open_artifact(folder: Path, stage: str, *, verify: bool = False) -> Artifact:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -179,6 +180,19 @@ def find_base(name: str, beside: Path | None = None) -> Path:
     if name not in known:
         raise ConfigError(f"base: {name!r} is not one of {', '.join(known)}{_nearest(name, known)}")
     return folder / f"{name}.yaml"
+
+
+def find_run(verb: str, word: str | os.PathLike[str]) -> Path:
+    """A run file by its path, or by its name: a file of runs/VERB, or for pretrain also an ablation or a base."""
+    path, name = Path(word), os.fspath(word)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    folders = [runs_folder() / folder for folder in (verb, *(["ablations", "bases"] if verb == "pretrain" else []))]
+    known = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*.yaml"))}
+    if name not in known:
+        names = ", ".join(known) or "none"
+        raise ConfigError(f"{name!r} is neither a run file nor one of {names}{_nearest(name, list(known))}")
+    return known[name]
 
 
 def _merge(under: Any, over: Any) -> Any:

@@ -131,7 +131,7 @@ class Progress:
         self._drawn = len(lines)
 
     def _draw_in_cell(self, line: str) -> None:
-        from IPython.display import display
+        from IPython.display import display  # type: ignore[import-not-found]  # only ever called inside a notebook
 
         if self._cell_line is None:
             self._cell_line = display({"text/plain": line}, raw=True, display_id=True)

@@ -11,7 +11,6 @@ bands x documents: equal where near duplicates may be), `signatures` (uint32, do
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections import Counter
@@ -24,8 +23,8 @@ from typing import Any
 import numpy as np
 import rensa
 
-from remask import signals
-from remask.artifacts import output_errors, write_json
+from remask import artifacts, signals
+from remask.artifacts import output_errors
 from remask.documents import DocumentWriter
 from remask.text import stories
 from remask.text.clean import normalise, reason_not_to_clean, reason_to_drop, wrong_language
@@ -91,21 +90,21 @@ def band_shape(settings: DedupSettings) -> tuple[int, int]:
 
 def make_part(task: Task) -> dict[str, Any]:
     """Run a task unless an earlier attempt did; the facts say what came of it."""
-    facts = task.folder / FACTS
-    if facts.is_file():
-        return json.loads(facts.read_bytes())
+    if (facts := artifacts.finished(task.folder / FACTS)) is not None:
+        return facts
     aside = task.folder.with_name(f".{task.folder.name}.partial")
     with output_errors(task.folder):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    _fill(task, aside)
+    facts = _fill(task, aside)
+    artifacts.finish(aside / FACTS, facts)  # the folder is renamed as a whole, so no checksums are needed
     with output_errors(task.folder):
         shutil.rmtree(task.folder, ignore_errors=True)
         aside.rename(task.folder)
-    return json.loads(facts.read_bytes())
+    return facts
 
 
-def _fill(task: Task, aside: Path) -> None:
+def _fill(task: Task, aside: Path) -> dict[str, Any]:
     tally = Tally()
     with DocumentWriter(aside, NAME) as writer, ExitStack() as files:
         marks = _Marks(aside, files, task.settings.dedup, task.seed)
@@ -117,7 +116,7 @@ def _fill(task: Task, aside: Path) -> None:
             marks.add(document.text, scorer)
         counts = writer.close()
         marks.close()
-    facts = {
+    return {
         "source": task.portions[0].source,
         "read": tally.read,
         "unread": tally.unread,
@@ -126,7 +125,6 @@ def _fill(task: Task, aside: Path) -> None:
         "samples": tally.samples,
         **counts,
     }
-    write_json(aside / FACTS, facts)
 
 
 def _documents(task: Task, tally: Tally) -> Iterator[Document]:

@@ -44,11 +44,12 @@ MAY_IMPORT = {
     "exports": GROUND | {"tokenizer", "model", "tasks"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
     "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
-    "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune"},
+    "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune", "preparation"},
+    "preparation": GROUND | {"text", "tokenizer", "data"},
     "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "study"},
-    "starter": GROUND | {"text", "pretraining", "tune", "exports", "answer", "study"},
+    "starter": GROUND | {"text", "preparation", "pretraining", "tune", "exports", "answer", "study"},
     "serve": GROUND | ANSWERING,
-    "api": GROUND | ANSWERING | {"tune", "evaluation", "exports"},
+    "api": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "exports"},
 }
 
 
