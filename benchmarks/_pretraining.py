@@ -164,8 +164,10 @@ def run_ours(options: argparse.Namespace, turns: Turns, network: Any = None, wor
     from remask.model.store import open_model
     from remask.objectives import ObjectiveSettings, Pretraining
     from remask.progress import Progress
+    from remask.train.job import Job
     from remask.train.loop import train
     from remask.train.settings import TrainSettings
+    from remask.train.training import Training
 
     torch.set_num_threads(options.threads)
     imported = memory_mb("VmRSS")
@@ -191,11 +193,12 @@ def run_ours(options: argparse.Namespace, turns: Turns, network: Any = None, wor
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         try:
-            train(
+            job = Job(
                 model=network, batches=batches, objective=Pretraining(ObjectiveSettings(), seed=1, sentence=False),
-                settings=settings, folder=Path(folder), identity={}, carried={}, evaluate=None,
-                progress=Paced(quiet=True), seed=1, world=world,
+                settings=settings, folder=Path(folder), identity={}, carried={}, seed=1,
             )  # fmt: skip
+            with Training(job, Paced(quiet=True), world) as training:
+                train(training)
             raise AssertionError("the budget ended before the rounds did")
         except Enough:
             if world is not None and not world.is_first:

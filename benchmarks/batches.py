@@ -135,8 +135,8 @@ def share_of_step(prepared: Path, num_steps: int) -> dict[str, object]:
     from remask.model.network import build_network
     from remask.model.settings import HeadSettings
     from remask.objectives import Pretraining
-    from remask.train.optim import Optimizer
     from remask.precision import Precision, choose_precision
+    from remask.train.optim import Optimizer
 
     words = [f"data.length={STEP_LENGTH}", f"data.batch.num_rows={STEP_ROWS}", f"data.batch.micro_rows={STEP_ROWS}"]
     run = build_run(PretrainRun, None, words, {}, base="roberta_small").run

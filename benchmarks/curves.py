@@ -37,19 +37,23 @@ def our_losses(options: argparse.Namespace, work: Path) -> tuple[list[float], li
     from remask.model.store import open_model
     from remask.objectives import ObjectiveSettings, Pretraining
     from remask.progress import Progress
+    from remask.train.job import Job
     from remask.train.loop import train
     from remask.train.settings import TrainSettings
+    from remask.train.training import Training
 
     settings = TrainSettings(
         steps=options.steps, learning_rate=LEARNING_RATE, warmup=0.0, final_lr_fraction=1.0, beta2=BETA2,
         epsilon=EPSILON, weight_decay=WEIGHT_DECAY, clip=CLIP, precision="fp32", device="cpu", save_every=0,
         eval_every=0, log_every=1,
     )  # fmt: skip
-    train(
+    job = Job(
         model=open_model(work / "model").network, batches=our_batches(options, work),
         objective=Pretraining(ObjectiveSettings(), seed=1, sentence=False), settings=settings, folder=work / "ours",
-        identity={}, carried={}, evaluate=None, progress=Progress(quiet=True), seed=1,
+        identity={}, carried={}, seed=1,
     )  # fmt: skip
+    with Training(job, Progress(quiet=True)) as training:
+        train(training)
     lines = [json.loads(line) for line in (work / "ours" / "metrics.jsonl").read_text().splitlines()]
     return [line["train/loss"] for line in lines], [line["train/grad_norm"] for line in lines]
 

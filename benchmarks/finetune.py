@@ -23,12 +23,15 @@ from remask.model.network import with_heads
 from remask.model.settings import HeadSettings
 from remask.model.store import open_model
 from remask.progress import Progress
+from remask.schema import BatchSource
 from remask.task_objectives import TaskObjective
 from remask.tasks.batches import TaskBatches
 from remask.tasks.rows import Rows
 from remask.tasks.settings import TaskBatchSettings
+from remask.train.job import Job
 from remask.train.loop import train
 from remask.train.settings import TrainSettings
+from remask.train.training import Training
 
 SIZES = {"tiny": (2, 64, 2, 128), "small": (6, 384, 6, 1536), "base": (12, 768, 12, 3072)}
 VOCAB_SIZE = 16_384
@@ -76,7 +79,7 @@ def ours(network: Any, rows: Rows, options: argparse.Namespace, folder: Path) ->
     objective = TaskObjective("classify", 0)
     batches = TaskBatches(rows, 1, TaskBatchSettings(num_rows=options.batch), seed=0)
 
-    class Timed:
+    class Timed(BatchSource):
         """The batches, with a note of when each step asked for its own."""
 
         steps_per_epoch, tokens_per_step = batches.steps_per_epoch, batches.tokens_per_step
@@ -92,10 +95,12 @@ def ours(network: Any, rows: Rows, options: argparse.Namespace, folder: Path) ->
         steps=options.steps + 1, learning_rate=2e-5, warmup=0.06, weight_decay=0.1, save_every=0, eval_every=0,
         precision=options.precision, device="cpu", prefetch=False, spike_sigmas=0.0,
     )  # fmt: skip
-    train(
+    job = Job(
         model=network, batches=Timed(), objective=objective, settings=settings, folder=folder, identity={},
-        carried={}, evaluate=None, progress=Progress(quiet=True), seed=0,
+        carried={}, seed=0,
     )  # fmt: skip
+    with Training(job, Progress(quiet=True)) as training:
+        train(training)
     return options.batch / clock.seconds_per_step()
 
 

@@ -1,25 +1,31 @@
 """remask: RoBERTa as a tool.
 
-`remask.load(path)` gives a model to use from Python; everything else is a verb of the command line
-(`remask --help`). Nothing heavy is imported here: torch comes with the first thing that needs it.
+`remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `finetune`, `search`, `evaluate`, `predict`,
+`encode` and `export` do what the verbs of the command line do (`remask --help`, docs/python.md). Nothing heavy is
+imported here: torch comes with the first thing that needs it.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remask.answer.model import load
+    from remask.api import encode, evaluate, export, finetune, predict, search
 
-__all__ = ["load"]
+__all__ = ["encode", "evaluate", "export", "finetune", "load", "predict", "search"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'remask' has no attribute {name!r}")
     if name == "load":
         from remask.answer.model import load
 
         return load
-    raise AttributeError(f"module 'remask' has no attribute {name!r}")
+    from remask import api
+
+    return getattr(api, name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), "load"])  # so that a notebook's completion finds it
+    return sorted([*globals(), *__all__])  # so that a notebook's completion finds them

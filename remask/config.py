@@ -284,7 +284,7 @@ def _validate(model: type[ConfigT], values: Any, sources: Sequence[_Source]) -> 
         return model.model_validate_json(json.dumps(values))
     except ValidationError as error:
         messages = [_explain(model, dict(problem), sources) for problem in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(messages))) from error
+        raise ConfigError(*dict.fromkeys(messages)) from error
     except ValueError as error:
         raise ConfigError(f"{sources[-1].name}: {error}") from error
 

@@ -18,13 +18,14 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, cast
 
 import torch
 
 from remask.errors import ConfigError, UnavailableError
 
 PROBE_SECONDS = 120
+Format = Literal["fp32", "bf16", "fp16"]  # of the products
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -91,7 +92,7 @@ def choose_device(device: str, key: str = "device") -> torch.device:
 
 def choose_precision(
     precision: str, device: torch.device | str, used: str | None = None, key: str = "precision"
-) -> tuple[str, str]:
+) -> tuple[Format, str]:
     """The format to use and a word on why. A format asked for by name is used or refused, never replaced.
 
     `used`: what this run has used so far. `auto` keeps it wherever it works: a run that moved to another machine must
@@ -103,9 +104,9 @@ def choose_precision(
         works, reason = probe(precision, str(device))
         if not works:
             raise UnavailableError(f"{key} = {precision}: {reason}; use fp32 or auto")
-        return precision, "as asked"
+        return cast(Format, precision), "as asked"
     if used is not None and probe(used, str(device))[0]:
-        return used, "as this run began"
+        return cast(Format, used), "as this run began"
     device = torch.device(device)
     if not _has_bf16(device):
         return "fp32", f"bf16 products are not made for {'this processor' if device.type == 'cpu' else 'this device'}"

@@ -1,7 +1,7 @@
-"""What a person sees while work goes on: one line per stage, live in a terminal, plain lines elsewhere. On stderr.
+"""What a person sees while work goes on: one line per stage, live in a terminal and a notebook, plain lines elsewhere.
 
-`Progress.stage(name, total, unit)` is a context whose `advance` is called as often as one likes. Results never go
-through here: they are printed on stdout by the commands.
+`Progress.stage(name, total, unit)` is a context whose `advance` is called as often as one likes. Lines go to stderr; in
+a notebook, which paints that red, they go into the cell. Results never go through here: commands print them on stdout.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
+
+from remask.visible import visible
 
 PLAIN_EVERY_SECONDS = 10.0
 
@@ -61,11 +63,13 @@ class Progress:
     """Shows stages. `quiet`: only what goes wrong. Not a terminal, or NO_COLOR: plain lines, no control characters."""
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stderr
+        self._in_notebook = stream is None and "ipykernel" in sys.modules
+        self.stream = stream or (sys.stdout if self._in_notebook else sys.stderr)
         self.quiet, self.verbose = quiet, verbose
         plain = os.environ.get("TERM") == "dumb" or bool(os.environ.get("NO_COLOR"))
-        self.live = self.stream.isatty() and not plain and not quiet
+        self.live = self._in_notebook or (self.stream.isatty() and not plain)
         self._drawn = 0  # lines of the live display that stand on the terminal
+        self._cell_line: Any = None  # the live display of a notebook: a line of its own that is written anew in place
         self._last_live = 0.0
 
     def say(self, message: str) -> None:
@@ -92,41 +96,56 @@ class Progress:
             words.append(f"{_amount(stage.done)} {unit}".strip())
         if stage.note:
             words.append(stage.note)
-        self.say(f"{self._mark()} {' · '.join([*words, duration(stage.seconds)])}")
+        self._finish(" · ".join([*words, duration(stage.seconds)]))
 
     def show(self, stage: Stage) -> None:
         if self.quiet:
             return
         now = time.monotonic()
         if self.live:
-            if now - self._last_live > 0.1 or stage.done == stage.total:
+            if now - self._last_live > (0.5 if self._in_notebook else 0.1) or stage.done == stage.total:
                 self._last_live = now
                 self._draw(f"{stage.name}  {_bar(stage)}{stage.line()}", stage.note)
         elif now - stage._last_plain > PLAIN_EVERY_SECONDS:
             stage._last_plain = now
             self._print(" · ".join(word for word in (f"{stage.name}: {stage.line()}", stage.note) if word))
 
-    def _mark(self) -> str:
-        return "\x1b[32m✓\x1b[0m" if self.live else "done:"
+    def _finish(self, line: str) -> None:
+        if self._cell_line is not None:
+            self._draw_in_cell(f"✓ {line}")
+            self._cell_line = None
+        elif not self.quiet:
+            self._print(line, "\x1b[32m✓\x1b[0m" if self.live and not self._in_notebook else "done:")
 
     def _draw(self, line: str, note: str) -> None:
         """In one line, or with the note in a second one where the terminal is too narrow for both."""
-        width = (os.get_terminal_size(self.stream.fileno()).columns or 80) - 1
         both = f"{line} · {note}" if note else line
+        if self._in_notebook:
+            self._draw_in_cell(both)
+            return
+        width = (os.get_terminal_size(self.stream.fileno()).columns or 80) - 1
         lines = [both] if len(both) <= width or not note else [line, f"  {note}"]
         self._clear()
-        self.stream.write("\n".join(one[:width] for one in lines))
+        self.stream.write("\n".join(visible(shown)[:width] for shown in lines))
         self.stream.flush()
         self._drawn = len(lines)
+
+    def _draw_in_cell(self, line: str) -> None:
+        from IPython.display import display  # type: ignore[import-not-found]  # only ever called inside a notebook
+
+        if self._cell_line is None:
+            self._cell_line = display({"text/plain": line}, raw=True, display_id=True)
+        else:
+            self._cell_line.update({"text/plain": line}, raw=True)
 
     def _clear(self) -> None:
         if self._drawn:
             self.stream.write("\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._drawn - 1))
             self._drawn = 0
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, mark: str = "") -> None:
         self._clear()
-        self.stream.write(line + "\n")
+        self.stream.write(f"{mark} {visible(line)}\n" if mark else f"{visible(line)}\n")
         self.stream.flush()
 
 

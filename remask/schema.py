@@ -8,7 +8,7 @@ Shapes: B rows of a batch, S positions of a row, M predicted positions over the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
@@ -65,11 +65,37 @@ class BatchSource(Protocol):
     """Batches as a pure function of a cursor: no state, so resume is storing the cursor.
 
     A cursor is a small JSON value. `take` gives this rank's micro-batches of one optimizer step, and the next cursor.
+    Sources inherit what follows: it holds where all steps are alike, whatever the length of the run.
     """
+
+    @property
+    def steps_per_epoch(self) -> float: ...
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Of a full step, padding not counted."""
+        ...
 
     def first_cursor(self) -> dict[str, Any]: ...
 
     def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]: ...
+
+    def with_steps(self, num_steps: int) -> BatchSource:
+        """The same source in a run of so many steps, where batches depend on that (short rows first, growing masks)."""
+        return self
+
+    def tokens_in(self, num_steps: int) -> float:
+        """Tokens that a run of so many steps reads."""
+        return num_steps * self.tokens_per_step
+
+    def passes_in(self, num_steps: int) -> float:
+        """How often such a run reads everything."""
+        return num_steps / self.steps_per_epoch
+
+    def stretches(self) -> Sequence[tuple[float, BatchSource, BatchSource]]:
+        """A run cut where the cost of a step begins to move otherwise: (share of the steps, batches that are all as at
+        the start of the stretch, batches as at its end)."""
+        return [(1.0, self, self)]
 
 
 @dataclass(frozen=True)

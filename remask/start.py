@@ -159,7 +159,10 @@ def complete_network(
     frequencies_V = tokens.log_frequencies(network.settings.vocab_size)
     if not has_head:
         counted.quiet_head(network, frequencies_V)
-    num_new = sum(was < 0 for was in old_ids)
+    new_ids = [token for token, was in enumerate(old_ids) if was < 0]
+    num_new = len(new_ids)
+    if settings.bias == "frequencies":
+        counted.start_bias(network, frequencies_V, new_ids)
     if not num_new or settings.new_tokens == "random":
         return
     if tokens.num_tokens < MIN_TOKENS:

@@ -28,7 +28,6 @@ class TaskObjective:
 
     def __init__(self, kind: TaskKind, seed: int, plan: TaskLoss | None = None) -> None:
         self.kind, self.seed, self.plan = kind, seed, plan or TaskLoss()
-        self.step = 0  # the last training step that was asked for: what an evaluation between steps belongs to
         self.weights: Mapping[str, float] = {"task": 1.0, **({"answerable": 1.0} if self.plan.answerable else {})}
 
     def counts(self, batch: Batch) -> Mapping[str, float]:
@@ -39,7 +38,6 @@ class TaskObjective:
         if step is not None:
             from remask.model.noise import Noise
 
-            self.step = step
             noise = Noise(self.seed, step, batch.example_ids_B)
         logits = task_logits(model, self.kind, batch, noise).float()
         sums, right = self.kind.loss(logits, batch, self.plan)
@@ -55,9 +53,10 @@ class MixedObjective:
 
     def __init__(self, objectives: Mapping[str, TaskObjective]) -> None:
         self._objectives = objectives
-        self.step = 0
         self.weights: Mapping[str, float] = {
-            _named(task, part): weight for task, one in objectives.items() for part, weight in one.weights.items()
+            _named(task, part): weight
+            for task, objective in objectives.items()
+            for part, weight in objective.weights.items()
         }
 
     def counts(self, batch: Batch) -> Mapping[str, float]:
@@ -69,8 +68,6 @@ class MixedObjective:
         """`model.of(task)` is the network with that task's head."""
         task = batch.task
         assert task is not None
-        if step is not None:
-            self.step = step
         loss = self._objectives[task](model.of(task), batch, step)
         return Loss(
             {_named(task, part): value for part, value in loss.parts.items()},

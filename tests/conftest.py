@@ -102,10 +102,10 @@ def page_browser() -> Iterator[Any]:
 def stopped_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
     """A fine-tuning inside is told to stop while it evaluates, and does."""
     from remask import signals
-    from remask.commands import finetune_seed
     from remask.errors import Stopped
+    from remask.tune import seed
 
-    evaluate = finetune_seed.Watch.evaluate
+    evaluate = seed.Watch.evaluate
 
     def stop(self: Any, network: Any) -> Any:
         monkeypatch.setattr(signals, "requested", lambda: True)
@@ -113,7 +113,7 @@ def stopped_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Abstr
 
     @contextmanager
     def stopped() -> Iterator[None]:
-        monkeypatch.setattr(finetune_seed.Watch, "evaluate", stop)
+        monkeypatch.setattr(seed.Watch, "evaluate", stop)
         with pytest.raises(Stopped):
             yield
         monkeypatch.undo()

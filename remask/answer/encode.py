@@ -1,38 +1,45 @@
-"""`remask encode MODEL FILE --out FILE`: token ids and last hidden states of every line, in one file.
+"""`remask encode MODEL FILE --out FILE`: token ids and last hidden states of every text, in one file.
 
-OUT is .safetensors: `ids` (all texts laid end to end, int32), `states` (tokens x width, fp32) and `offsets`
-(texts + 1, int64), so text i is ids[offsets[i]:offsets[i+1]]; with --pooled only `vectors` (texts x width). Or .jsonl:
-one object a line. Texts are read, answered and written in pieces; the file appears whole or not at all.
+In: a table, whose text column is read, or any other file, whose lines are. OUT is .safetensors: `ids` (all texts laid
+end to end, int32), `states` (tokens x width, fp32) and `offsets` (texts + 1, int64), so text i is
+ids[offsets[i]:offsets[i+1]]; with --pooled only `vectors` (texts x width). Or .jsonl: one object a line. Texts are
+answered in pieces that are kept: killed at any moment, the same command goes on and ends with the same bytes.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import struct
-import tempfile
-from collections.abc import Iterator
-from itertools import accumulate, islice
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from remask import signals
-from remask.artifacts import output_errors
-from remask.config import Config, setting
+import orjson
+
+from remask import artifacts, signals
+from remask.config import Config, dump, setting
 from remask.errors import DataError, MissingInputError
 from remask.model.settings import Pooling
 from remask.progress import Progress
+from remask.streams import split_name
+from remask.tables import TABLE_KINDS, Cells, OnNote, OtherForm, TableForm, read_cells, read_lines, require_columns
+
+if TYPE_CHECKING:
+    from remask.answer.model import Model
 
 ENDINGS = (".safetensors", ".jsonl")
-PIECE = 1_024
+PIECE, PIECE_CHARACTERS = 1_024, 2_000_000
+TEXT = "text"
 
 
 class EncodeRun(Config):
     """What is encoded, and how."""
 
     model: Path = setting(..., "a run, checkpoint, model or Hugging Face folder")
-    file: Path = setting(..., "texts: one a line, or .jsonl with the column `text`")
-    column: str = setting("text", "the column of a .jsonl file")
+    file: Path = setting(..., "a table, or a file with one text a line")
+    column: str | None = setting(None, "of a table: the column with the text; null: the model's own, else `text`")
+    table: OtherForm = setting(OtherForm(), "how the file is written, where its name does not tell")
     pooled: bool = setting(False, "one vector a text (of length 1) instead of one state a token")
     pooling: Pooling | None = setting(None, "of a vector: the first token's state or the mean; None: as the model has")
     long_texts: Literal["error", "cut"] = setting("error", "a text beyond the model's length: stop there, or cut it")
@@ -42,97 +49,132 @@ class EncodeRun(Config):
 def main(run: EncodeRun, out: Path, progress: Progress) -> dict[str, Any]:
     """Encode all texts; how many there were."""
     from remask.answer.model import load
+    from remask.answer.stream import file_key
+    from remask.model.store import model_fingerprint
 
-    texts = read_texts(run.file, run.column)
+    if not run.file.exists():
+        raise MissingInputError(f"{run.file}: no such file")
     model = load(run.model, device=run.device)
-    offsets = [0]
-    with output_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as name:
-            work = Path(name)
-            with progress.stage("encode", unit="texts") as stage:
-                while piece := list(islice(texts, PIECE)):
-                    found = _encode(model, piece, run)
-                    offsets += accumulate(map(len, found["ids"][1:]), initial=offsets[-1] + len(found["ids"][0]))
-                    _append(work, out.suffix, found)
-                    stage.update(len(offsets) - 1)
-                    signals.check()
-            if len(offsets) == 1:
-                raise DataError(f"{run.file}: has no texts")
-            whole = work / "lines"
-            if out.suffix == ".safetensors":
-                whole = _assemble(work, offsets, model.settings.hidden_size, run.pooled)
-            whole.replace(out)
-    return {"texts": len(offsets) - 1, "tokens": offsets[-1], "width": model.settings.hidden_size, "out": str(out)}
+    settings = dump(run) | {"model": None, "file": None}
+    key = {"model": model_fingerprint(model.folder), "run": settings, "file": file_key(run.file)}
+    with artifacts.work_on(out, key) as work:
+        if work.result is None:
+            _Job(run, model, work).run(progress)
+        assert work.result is not None
+        return work.result
 
 
-def read_texts(path: Path, column: str) -> Iterator[str]:
-    """The texts of a file, one by one; empty lines are texts too, so that line i stays text i."""
-    if not path.is_file():
-        raise MissingInputError(f"{path}: no such file")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            place = f"{path}:{number}"
-            try:
-                text = line.decode("utf-8").rstrip("\r\n")
-                if path.suffix != ".jsonl":
-                    yield text
-                    continue
-                value = json.loads(text)
-                if not isinstance(value, dict) or not isinstance(value.get(column), str):
-                    raise DataError(f"{place}: has no text in the column {column!r}")
-                yield value[column]
-            except ValueError as error:
-                raise DataError(f"{place}: {str(error)[:100]}") from error
-
-
-def _encode(model: Any, texts: list[str], run: EncodeRun) -> dict[str, list[Any]]:
-    """ids, and vectors or states, of some texts."""
-    if run.pooled:
-        vectors = model.embed(texts, pooling=run.pooling, long_texts=run.long_texts)
-        return {"ids": [tokens.ids for tokens in model.tokenize(texts)], "vectors": list(vectors)}
-    encoded = model.encode(texts, long_texts=run.long_texts)
-    return {"ids": [one.ids for one in encoded], "states": [one.states for one in encoded]}
-
-
-def _append(work: Path, ending: str, found: dict[str, list[Any]]) -> None:
-    """Some texts more: as lines, or as raw arrays that _assemble puts together."""
-    kind = "vectors" if "vectors" in found else "states"
-    if ending == ".jsonl":
-        with (work / "lines").open("a", encoding="utf-8") as file:
-            for ids, values in zip(found["ids"], found[kind], strict=True):
-                said = (
-                    {"vector": values.tolist()} if kind == "vectors" else {"ids": ids.tolist(), kind: values.tolist()}
-                )
-                file.write(json.dumps(said) + "\n")
+def read_texts(run: EncodeRun, stored: TableForm | None, on_note: OnNote | None = None) -> Iterator[Cells]:
+    """The texts of a file as rows with one cell; empty lines are texts too, so that line i stays text i."""
+    if run.file.is_file() and split_name(run.file.name)[0] not in TABLE_KINDS:
+        for number, line in read_lines(run.file, encoding=run.table.encoding or TableForm().encoding):
+            yield Cells({TEXT: line}, f"{run.file}:{number}", number)
         return
-    for name in ("vectors",) if kind == "vectors" else ("ids", "states"):
-        with (work / name).open("ab") as file:
-            for values in found[name]:
-                file.write(values.tobytes())
+    column = run.column or getattr(stored, "text", TEXT)
+    for count, row in enumerate(read_cells(run.file, run.table.over(stored or TableForm()), on_note=on_note)):
+        if count == 0:
+            require_columns(row, [column])
+        value = row.values.get(column)
+        if not isinstance(value, str):
+            raise DataError(f"{row.place}: has no text in the column {column!r}")
+        yield Cells({TEXT: value}, row.place, row.number)
 
 
-def _assemble(work: Path, offsets: list[int], width: int, pooled: bool) -> Path:
-    """The raw arrays as one safetensors file, without having them in memory."""
-    (work / "offsets").write_bytes(struct.pack(f"<{len(offsets)}q", *offsets))
-    arrays: dict[str, tuple[str, list[int]]] = {"vectors": ("F32", [len(offsets) - 1, width])}
-    if not pooled:
-        arrays = {
-            "offsets": ("I64", [len(offsets)]),
-            "ids": ("I32", [offsets[-1]]),
-            "states": ("F32", [offsets[-1], width]),
-        }
-    header: dict[str, Any] = {}
-    end = 0
-    for name, (dtype, shape) in arrays.items():
-        size = (work / name).stat().st_size
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
-        end += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with (work / "whole").open("wb") as whole:
-        whole.write(struct.pack("<Q", len(text)) + text)
-        for name in arrays:
-            with (work / name).open("rb") as part:
-                shutil.copyfileobj(part, whole)
-    return work / "whole"
+class _Job:
+    """One file on its way. A piece has a line about its texts, then what is to be written of them."""
+
+    def __init__(self, run: EncodeRun, model: Model, work: artifacts.Work) -> None:
+        self._run, self._model, self._work = run, model, work
+        stored = model.reader.stored
+        self._stored = stored.table if stored is not None else None
+
+    def run(self, progress: Progress) -> None:
+        from remask.answer.stream import check_kept, chunks, same_rows
+
+        with artifacts.output_errors(self._work.out), progress.stage("encode", unit="texts") as stage:
+            rows = read_texts(self._run, self._stored, progress.say)
+            done = 0
+            for number, piece in enumerate(chunks(rows, PIECE, PIECE_CHARACTERS)):
+                done += len(piece)
+                if self._work.piece(number).is_file():
+                    check_kept(piece, _head(self._work.piece(number))["fingerprints"], self._work.folder)
+                    stage.resume_at(done)
+                    continue
+                self._work.keep(number, self._encoded(piece))
+                stage.update(done)
+                signals.check()
+            heads = [_head(piece) for piece in self._work.pieces()]
+            if not heads:
+                raise DataError(f"{self._run.file}: has no texts")
+            # Read once more: what was encoded before a stop, or while somebody wrote, must be what stands there.
+            fingerprints = (one for head in heads for one in head["fingerprints"])
+            for _ in same_rows(read_texts(self._run, self._stored), fingerprints, self._run.file):
+                pass
+            self._publish(heads)
+
+    def _encoded(self, piece: Sequence[Cells]) -> bytes:
+        """Ids, and vectors or states, of some texts."""
+        texts, run = [row.values[TEXT] for row in piece], self._run
+        if run.pooled:
+            values: Any = self._model.embed(texts, pooling=run.pooling, long_texts=run.long_texts)
+            ids: list[Any] = [tokens.ids for tokens in self._model.tokenize(texts)]
+        else:
+            encoded = self._model.encode(texts, long_texts=run.long_texts)
+            ids, values = [one.ids for one in encoded], [one.states for one in encoded]
+        head = {"fingerprints": [row.fingerprint() for row in piece], "lengths": [len(one) for one in ids]}
+        if self._work.out.suffix == ".jsonl":
+            return orjson.dumps(head) + b"\n" + b"".join(self._line(*pair) for pair in zip(ids, values, strict=True))
+        arrays = [] if run.pooled else [b"".join(one.tobytes() for one in ids)]
+        arrays.append(b"".join(one.tobytes() for one in values))
+        return orjson.dumps(head | {"sizes": [len(array) for array in arrays]}) + b"\n" + b"".join(arrays)
+
+    def _line(self, ids: Any, values: Any) -> bytes:
+        said = {"vector": values} if self._run.pooled else {"ids": ids, "states": values}
+        return orjson.dumps(said, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+
+    def _publish(self, heads: Sequence[dict[str, Any]]) -> None:
+        offsets = list(accumulate((length for head in heads for length in head["lengths"]), initial=0))
+        width = self._model.settings.hidden_size
+        whole = self._work.path("whole")
+        if self._work.out.suffix == ".jsonl":
+            with whole.open("wb") as file:
+                for piece in self._work.pieces():
+                    with piece.open("rb") as part:
+                        part.readline()
+                        shutil.copyfileobj(part, file)
+        else:
+            self._assemble(whole, heads, offsets, width)
+        result = {"texts": len(offsets) - 1, "tokens": offsets[-1], "width": width, "out": str(self._work.out)}
+        self._work.finish(whole, result)
+
+    def _assemble(self, whole: Path, heads: Sequence[dict[str, Any]], offsets: list[int], width: int) -> None:
+        """The raw arrays of all pieces as one safetensors file, without having them in memory."""
+        arrays: dict[str, tuple[str, list[int]]] = {"vectors": ("F32", [len(offsets) - 1, width])}
+        if not self._run.pooled:
+            arrays = {"ids": ("I32", [offsets[-1]]), "states": ("F32", [offsets[-1], width])}
+        sizes = [sum(head["sizes"][place] for head in heads) for place in range(len(arrays))]
+        header: dict[str, Any] = {}
+        end = 0
+        if not self._run.pooled:
+            end = 8 * len(offsets)
+            header["offsets"] = {"dtype": "I64", "shape": [len(offsets)], "data_offsets": [0, end]}
+        for (name, (dtype, shape)), size in zip(arrays.items(), sizes, strict=True):
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
+            end += size
+        text = orjson.dumps(header)
+        text += b" " * (-len(text) % 8)
+        with whole.open("wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            if not self._run.pooled:
+                file.write(struct.pack(f"<{len(offsets)}q", *offsets))
+            for place in range(len(arrays)):
+                for piece, head in zip(self._work.pieces(), heads, strict=True):
+                    with piece.open("rb") as part:
+                        part.readline()
+                        part.seek(sum(head["sizes"][:place]), 1)
+                        file.write(part.read(head["sizes"][place]))
+
+
+def _head(piece: Path) -> dict[str, Any]:
+    with piece.open("rb") as file:
+        return orjson.loads(file.readline())

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, overload
+from typing import Any, cast, overload
 
 import numpy as np
 import torch
 
+from remask import signals
 from remask.answer.attention_maps import attention_maps
 from remask.answer.questions import LongTexts, Pair, Question, Questions, ResultT
 from remask.answer.reader import Reader, open_reader
@@ -22,10 +23,9 @@ from remask.answer.runner import BATCH_TOKENS, Check, Reading, Row, Runner
 from remask.errors import DataError, UnavailableError
 from remask.model.packed import for_answers
 from remask.model.settings import Pooling
+from remask.precision import Format
 from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
 from remask.tasks.rows import Rows
-
-Format = Literal["fp32", "bf16", "fp16"]
 
 
 def load(
@@ -223,6 +223,6 @@ class Model:
                 raise AssertionError("a question yields once")
         return answers
 
-    def outputs(self, rows: Rows, check: Check | None = None) -> list[np.ndarray]:
+    def outputs(self, rows: Rows, check: Check = signals.check) -> list[np.ndarray]:
         """What the head of its task says about encoded rows; `check` is called after every batch."""
         return self.runner.outputs(rows, self.reader.task.kind, check)

@@ -8,12 +8,11 @@ done: killed at any moment, the same command goes on and ends with the same byte
 
 from __future__ import annotations
 
+import contextlib
 import heapq
-import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,30 +20,34 @@ import orjson
 
 from remask import artifacts, signals
 from remask.allocator import keep_freed_memory
-from remask.config import Config, differences, dump, fingerprint, setting
-from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UsageError
-from remask.progress import Progress
+from remask.config import Config, dump, setting
+from remask.errors import DataError, MissingInputError, OutputError, UsageError
+from remask.progress import Progress, counted
+from remask.tables import Cells, OtherForm, about_rows
 from remask.tasks.answer_files import check_name, write_rows
 from remask.tasks.kinds import StoredTask
 
 if TYPE_CHECKING:
     from remask.answer.stream import Asker
-    from remask.tasks.tables import Cells
 
 CHUNK_CHARACTERS = 8_000_000
 SCORES = "scores"
 
 
 class PredictRun(Config):
-    """One file to answer."""
+    """One file to answer, or texts."""
 
     model: str = setting("", "a fine-tuned model")
     file: str = setting("", "the rows to answer")
     task: str | None = setting(None, "of a model with several tasks: which one")
+    table: OtherForm = setting(OtherForm(), "how the file is written, where its name does not tell")
     text: str | None = setting(None, "column with the text; null: the one the model was trained on")
     text2: str | None = setting(None, "column with the second text; null: the one the model was trained on")
     scores: bool = setting(False, "also the score of every class")
     prefix: str = setting("", "put before the names of the answer's columns, where the file has such already")
+    escape_formulas: bool = setting(
+        False, "put ' before cells of CSV and TSV that a spreadsheet would take for a formula (= + - @)"
+    )
     bad_rows: Literal["aside", "error"] = setting(
         "aside", "rows that cannot be answered: set them aside, or stop there"
     )
@@ -66,6 +69,7 @@ def main(run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     check_name(out)
     if not Path(run.file).exists():
         raise MissingInputError(f"{run.file}: no such file")
+    check_bad_file(bad_file(out))
     keep_freed_memory()
     return predict_file(open_ready(run), run, out, progress=progress)
 
@@ -88,6 +92,7 @@ def open_ready(run: PredictRun) -> Ready:
     from remask.answer.model import Model
     from remask.answer.reader import open_reader
     from remask.answer.stream import Asker
+    from remask.model.store import model_fingerprint
     from remask.precision import choose_device, choose_precision
 
     reader = open_reader(Path(run.model), run.task)
@@ -95,93 +100,87 @@ def open_ready(run: PredictRun) -> Ready:
     device = choose_device(run.device)
     precision, _ = choose_precision(run.precision, device)
     model = Model(reader, device=device, batch_tokens=run.batch_tokens, precision=precision)
-    files = sorted(p for p in model.folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json"))
-    sums = [[p.name, artifacts.sha256_of(p)] for p in files if p.name != artifacts.MANIFEST]
-    identity = {"model": fingerprint(sums), "precision": precision, "device": str(device)}
+    identity = {"model": model_fingerprint(model.folder), "precision": precision, "device": str(device)}
     facts = {"kind": task.kind.name, "labels": list(task.labels), "precision": precision}
     return Ready(Asker.of(model, run.text, run.text2), facts, identity)
 
 
+def answer_texts(run: PredictRun, texts: Sequence[Sequence[str]], places: Sequence[str]) -> dict[str, Any]:
+    """What the model says about some texts at once, without a file; each has as many parts as its task asks for."""
+    ready = open_ready(run)
+    asker = ready.asker
+    fewest = len(ready.task.kind.required(asker.columns))
+    rows = []
+    for parts, place in zip(texts, places, strict=True):
+        if not fewest <= len(parts) <= len(asker.columns):
+            wanted = ", ".join(asker.columns)
+            raise UsageError(f"{place}: {counted(len(parts), 'text')}, but this model is asked about {wanted}")
+        rows.append(Cells(dict(zip(asker.columns, parts, strict=False)), place))
+    answers, num_cut = asker.answer(rows)
+    for row, answer in zip(rows, answers, strict=True):
+        if "bad" in answer:
+            raise DataError(f"{row.place}: {answer['bad']}")
+        if not run.scores:
+            answer.pop(SCORES, None)
+    return {"answers": answers, "cut": num_cut, **ready.facts}
+
+
 def predict_file(ready: Ready, run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     """Answer every row of the run's file."""
-    work = out.with_name(f".{out.name}.work")
-    with artifacts.lock(work):
-        done = _begin(_identity(ready, run), out, work)
-        if done is None:
+    with artifacts.work_on(out, _key(ready, run)) as work:
+        if work.result is None:
             job = _Job(run, ready, work)
             job.answer(progress)
-            done = job.publish(out, ready.facts)
-        shutil.rmtree(work)
-    return done
+            job.publish(ready.facts)
+        assert work.result is not None
+        return work.result
 
 
-def _begin(identity: Mapping[str, Any], out: Path, work: Path) -> dict[str, Any] | None:
-    """Whose work this is: ours from before, or a fresh start. The result, where only the cleaning up was missing."""
-    before = work / "identity.json"
-    if before.is_file():
-        changed = differences(json.loads(before.read_bytes()), json.loads(json.dumps(identity)))
-        if changed and any(work.glob("part-*")):  # without answers there is nothing to lose: a mistake put right
-            lines = "\n".join(f"  {key}: {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
-            raise ConfigError(
-                f"{out}: another command began this file; choose another --out or remove {work}:\n{lines}"
-            )
-        if out.exists() and (work / "result.json").is_file():
-            return json.loads((work / "result.json").read_bytes())
-    if out.exists():
-        if not before.is_file():
-            shutil.rmtree(work)
-        raise OutputError(f"{out}: exists already; choose another --out or remove it")
-    artifacts.write_json(before, identity)
-    return None
-
-
-def _identity(ready: Ready, run: PredictRun) -> dict[str, Any]:
+def _key(ready: Ready, run: PredictRun) -> dict[str, Any]:
     """What makes two commands the same one."""
-    facts = os.stat(run.file)
-    return {
-        **ready.identity,
-        "run": dump(run) | {"model": None, "file": None, "precision": None, "device": None},
-        "file": {"path": str(Path(run.file).resolve()), "bytes": facts.st_size, "changed": facts.st_mtime_ns},
-    }
+    from remask.answer.stream import file_key
+
+    settings = dump(run) | {"model": None, "file": None, "precision": None, "device": None}
+    return {**ready.identity, "run": settings, "file": file_key(Path(run.file))}
 
 
 # -------------------------------------------------------------------------------------------------- pieces of a file
 
 
 class _Job:
-    """One file on its way: WORK/part-N has the answers to the N-th piece, line by line, after a line with counts."""
+    """One file on its way. A piece has a line with counts and the fingerprints of its rows, then the answers line by
+    line. The rows themselves stay in the file, which is read again at the end: each must be what it was."""
 
-    def __init__(self, run: PredictRun, ready: Ready, work: Path) -> None:
+    def __init__(self, run: PredictRun, ready: Ready, work: artifacts.Work) -> None:
         self._run, self._asker, self._task, self._work = run, ready.asker, ready.task, work
         self._path = Path(run.file)
+        self._table = run.table.over(self._task.table)
         self._columns: dict[str, None] = {}  # of the file, in the order in which they are first seen
 
     def answer(self, progress: Progress) -> None:
         """Every piece that is not there yet. The file is read from its start: that is cheap beside answering."""
-        unreadable = self._work / "unreadable.jsonl"
-        with progress.stage("predict", _num_rows(self._path), "rows") as stage, unreadable.open("wb") as aside:
+        unreadable = self._work.path("unreadable.jsonl")
+        with progress.stage("predict", about_rows(self._path), "rows") as stage, unreadable.open("wb") as aside:
 
             def on_bad(number: int, reason: str) -> None:
                 if self._run.bad_rows == "error":
                     raise DataError(f"{self._path}:{number}: {reason}")
                 aside.write(orjson.dumps({"line": number, "reason": reason}) + b"\n")
 
-            from remask.answer.stream import chunks
+            from remask.answer.stream import check_kept, chunks
 
-            rows = self._task.kind.file_rows(self._path, self._task.table, on_bad)
+            rows = self._task.kind.file_rows(self._path, self._table, on_bad, progress.say)
             done = 0
             for number, piece in enumerate(chunks(rows, self._run.chunk_rows, CHUNK_CHARACTERS)):
                 self._see(piece, first=number == 0)
                 done += len(piece)
-                if self._part(number).is_file():
+                if self._work.piece(number).is_file():
+                    check_kept(piece, _read_piece(self._work.piece(number))[0]["fingerprints"], self._work.folder)
                     stage.resume_at(done)
                     continue
                 self._answer_piece(number, piece)
                 stage.update(done)
                 signals.check()
-
-    def _part(self, number: int) -> Path:
-        return self._work / f"part-{number:06d}"
 
     def _see(self, piece: Sequence[Cells], *, first: bool) -> None:
         """Columns that are there, and that the ones asked about are among them."""
@@ -203,53 +202,52 @@ class _Job:
                     f"{row.place}: has a column {self._run.prefix + taken[0]!r} already; --prefix WORD is put before "
                     "the names of the answer's columns"
                 )
-        lines = [orjson.dumps({"cut": num_cut, "rows": len(said)}), *(orjson.dumps(one) for one in said)]
-        artifacts.write_bytes(self._part(number), b"\n".join(lines) + b"\n")
+        head = {"cut": num_cut, "fingerprints": [row.fingerprint() for row in piece]}
+        self._work.keep(number, b"\n".join(orjson.dumps(one) for one in (head, *said)) + b"\n")
 
     # ------------------------------------------------------------------------------------------------- the result
 
-    def publish(self, out: Path, facts: Mapping[str, Any]) -> dict[str, Any]:
+    def publish(self, facts: Mapping[str, Any]) -> None:
         """All pieces as one file, and beside it the rows that have no answer; counts, and the `facts` given."""
+        out, work = self._work.out, self._work
         columns: dict[str, None] = dict(self._columns)
         counts = {"rows": 0, "bad": 0, "cut": 0}
-        for part in self._parts():
-            first, *said = [orjson.loads(line) for line in part.read_bytes().splitlines()]
+        for piece in work.pieces():
+            first, *said = _read_piece(piece)
             counts["cut"] += first["cut"]
             for one in said:
                 counts["bad" if "bad" in one else "rows"] += 1
                 for name in one if "bad" not in one else ():
                     columns.setdefault(self._run.prefix + name)
-        with (self._work / "unreadable.jsonl").open("rb") as file:
+        with work.path("unreadable.jsonl").open("rb") as file:
             counts["bad"] += sum(1 for _ in file)
         if not counts["rows"]:
             raise DataError(f"{self._path}: no usable rows ({counts['bad']:,} cannot be answered)")
+        bad_out = bad_file(out)
         with artifacts.output_errors(out):
-            whole, bad = self._work / "whole", self._work / "bad.jsonl"
+            whole, bad = work.path("whole"), work.path("bad.jsonl")
             scores = self._run.prefix + SCORES if self._run.prefix + SCORES in columns and self._run.scores else None
-            write_rows(whole, out, self._answered, list(columns), scores=scores, source=self._path)
-            bad_out = out.with_name(f"{out.name}.bad.jsonl")
-            result = {**counts, **facts, "out": str(out), "bad_file": str(bad_out) if counts["bad"] else None}
-            artifacts.write_json(self._work / "result.json", result)
-            if counts["bad"]:
-                bad.write_bytes(b"")
-                with bad.open("ab") as file:
-                    for one in self._bad():
-                        file.write(orjson.dumps(one) + b"\n")
-                artifacts.sync_file(bad)
-                bad.rename(bad_out)
-            artifacts.sync_file(whole)
-            whole.rename(out)
-        return result
-
-    def _parts(self) -> list[Path]:
-        return sorted(self._work.glob("part-*"))
+            write_rows(
+                whole, out, self._answered, list(columns), scores=scores, source=self._path,
+                escape_formulas=self._run.escape_formulas,
+            )  # fmt: skip
+            with bad.open("wb") as file:
+                for one in self._bad() if counts["bad"] else ():
+                    file.write(orjson.dumps(one) + b"\n")
+            check_bad_file(bad_out)  # once more: somebody may have put something there meanwhile
+            if not counts["bad"]:
+                bad_out.unlink(missing_ok=True)
+        result = {**counts, **facts, "out": str(out), "bad_file": str(bad_out) if counts["bad"] else None}
+        work.finish(whole, result, {bad: bad_out} if counts["bad"] else None)
 
     def _pairs(self) -> Iterator[tuple[Cells, dict[str, Any]]]:
         """Every row that could be read, with what was said about it."""
-        rows = self._task.kind.file_rows(self._path, self._task.table, lambda number, reason: None)
-        for part in self._parts():
-            for line in part.read_bytes().splitlines()[1:]:
-                yield next(rows), orjson.loads(line)
+        from remask.answer.stream import same_rows
+
+        heads = (_read_piece(piece)[0]["fingerprints"] for piece in self._work.pieces())
+        rows = self._task.kind.file_rows(self._path, self._table, lambda number, reason: None)
+        answers = (answer for piece in self._work.pieces() for answer in _read_piece(piece)[1:])
+        yield from zip(same_rows(rows, chain.from_iterable(heads), self._path), answers, strict=True)
 
     def _answered(self) -> Iterator[dict[str, Any]]:
         prefix = self._run.prefix
@@ -259,25 +257,28 @@ class _Job:
 
     def _bad(self) -> Iterator[dict[str, Any]]:
         """By line: what could not be read, and what could not be answered."""
-        with (self._work / "unreadable.jsonl").open("rb") as file:
+        with self._work.path("unreadable.jsonl").open("rb") as file:
             unreadable = (orjson.loads(line) for line in file)
             unanswered = ({"line": row.number, "reason": said["bad"]} for row, said in self._pairs() if "bad" in said)
             yield from heapq.merge(unreadable, unanswered, key=lambda one: one["line"])
 
 
-def _num_rows(path: Path) -> int | None:
-    """About how many rows, where that is quick to know."""
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        import pyarrow
-        import pyarrow.parquet
+def _read_piece(piece: Path) -> list[dict[str, Any]]:
+    """The line about a piece, then its answers."""
+    return [orjson.loads(line) for line in piece.read_bytes().splitlines()]
 
-        try:
-            return pyarrow.parquet.read_metadata(path).num_rows
-        except (pyarrow.ArrowException, OSError):
-            return None  # the reader says what is wrong with it
-    if suffix not in (".csv", ".tsv", ".jsonl", ".ndjson"):
-        return None
-    with path.open("rb") as file:
-        lines = sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
-    return max(1, lines - (suffix in (".csv", ".tsv")))
+
+def bad_file(out: Path) -> Path:
+    """Where the rows go that have no answer."""
+    return out.with_name(f"{out.name}.bad.jsonl")
+
+
+def check_bad_file(path: Path) -> None:
+    """An old list of rows without an answer is replaced or removed with its answers; anything else stays."""
+    if not path.exists() and not path.is_symlink():
+        return
+    with contextlib.suppress(OSError, orjson.JSONDecodeError), path.open("rb") as file:
+        first = file.readline(1 << 20)
+        if not first or set(orjson.loads(first)) == {"line", "reason"}:
+            return
+    raise OutputError(f"{path}: exists already and is no list of rows without an answer; choose another --out")

@@ -2,7 +2,7 @@
 
 A question yields the rows that must go through the network and a `Reading` of their states, is sent what was read of
 each row (in order), and returns its answer. So the rows of many questions, also of different kinds, can share batches
-(`engine.Model.together`). Not here: batches and the network's forward pass (engine), HTTP.
+(`model.Model.together`). Not here: batches and the network's forward pass (runner), HTTP.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from remask.answer.runner import Reading, Row, Runner
 from remask.errors import DataError
 from remask.model.settings import Pooling
 from remask.schema import Batch
+from remask.tasks.kinds import StoredTask
 from remask.tasks.race import ChoiceQuestion
 from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
 from remask.tasks.rows import cut
+from remask.tasks.settings import RowSettings
 from remask.tasks.squad import Question as Asked
 from remask.tasks.tables import Example
 from remask.tasks.tags import in_words
@@ -162,22 +164,21 @@ class Questions:
         self.on_text(size)
         task = self.reader.tasks[method]
         settings = task.rows
-        if long_texts in ("cut", "windows"):
-            settings = settings.model_copy(update={"long_texts": long_texts})
+        if long_texts != "model":
+            settings = settings.model_copy(update={"long_texts": "windows" if long_texts == "windows" else "cut"})
         rows = self.reader.encode(items, task=task, rows=settings)
         # A foreign model does not say what it was taught to do with long texts, so none is cut without a word.
         refuse = long_texts == "error" or (long_texts == "model" and self.reader.stored is None)
         if refuse and rows.num_cut:
-            self._refuse_long(items, method)
+            self._refuse_long(items, task, settings)
         segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
         outputs = yield list(zip(rows.ids, segments, strict=True)), self.runner.reading(task.kind)
         self.on_text(size)
         return self.reader.read(outputs, rows, items, task)
 
-    def _refuse_long(self, items: Sequence[Any], method: str) -> None:
-        task = self.reader.tasks[method]
-        longest = next(item for item in items if self.reader.encode([item], task=task).num_cut)
-        length = self.reader.frame(task.rows).max_length
+    def _refuse_long(self, items: Sequence[Any], task: StoredTask, settings: RowSettings) -> None:
+        longest = next(item for item in items if self.reader.encode([item], task=task, rows=settings).num_cut)
+        length = self.reader.frame(settings).max_length
         raise TooLongError(
             f"{longest.place}: does not fit into the {length:,} tokens that this model reads; shorten it, "
             'or have it cut (long_texts = "cut")'
@@ -192,12 +193,13 @@ class Questions:
     def tag(self, texts: Sequence[str]) -> Question[list[list[Entity]]]:
         items = [in_words(text, _short(text)) for text in _several(texts)]
         with_words = [item for item in items if item.words]
-        answers = iter((yield from self._ask("tag", with_words, sum(map(len, texts)))))
+        answers = iter((yield from self._ask("tag", with_words, sum(map(len, texts)), "cut")))  # a giant word is
         return [list(next(answers).entities) if item.words else [] for item in items]
 
     def answers(self, pairs: Sequence[Pair]) -> Question[list[Answer]]:
         items = [Asked(str(number), q, c, (), "", _short(q)) for number, (q, c) in enumerate(pairs)]
-        return (yield from self._ask("answer", items, sum(len(q) + len(c) for q, c in pairs)))
+        # Long contexts are read in windows whatever is said; a question beyond its 64 tokens is cut, as in training.
+        return (yield from self._ask("answer", items, sum(len(q) + len(c) for q, c in pairs), "cut"))
 
     def choose(
         self, text: str, options: Sequence[str], question: str = "", *, long_texts: LongTexts = "model"

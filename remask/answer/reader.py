@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from remask.answer.runner import Check, Forward, forward_outputs
+from remask.answer.runner import Forward, forward_outputs
 from remask.errors import DataError
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
-from remask.tasks.kind import Problem, TaskKind
+from remask.tables import Cells
+from remask.tasks.kind import Problem
 from remask.tasks.kinds import StoredTask, kinds_for
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows, frame_for
 from remask.tasks.settings import RowSettings
-from remask.tasks.tables import Cells
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 Array = np.ndarray
@@ -61,9 +61,7 @@ class Reader:
         """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""
         settings = self.loaded.settings
         rows = rows or RowSettings(max_length=settings.max_length)
-        return frame_for(
-            self.tokenizer, rows, model_length=settings.max_length, num_segments=settings.num_segments
-        )
+        return frame_for(self.tokenizer, rows, model_length=settings.max_length, num_segments=settings.num_segments)
 
     @property
     def refuses(self) -> bool:
@@ -86,10 +84,10 @@ class Reader:
 
     # ------------------------------------------------------------------------- rows of a file, any answerer
 
-    def item(self, values: Mapping[str, Any], place: str = "", text: str | None = None, text2: str | None = None) -> Any:
+    def item(self, values: Mapping[str, Any], place: str = "", text: str | None = None) -> Any:
         """A row's cells as an item of the task."""
         task = self.task
-        return task.kind.item(Cells(values, place), task.kind.columns(task.table, text, text2), task.table)
+        return task.kind.item(Cells(values, place), task.kind.columns(task.table, text, None), task.table)
 
     def named(self, answer: Record, item: Any) -> dict[str, Any]:
         """An answer as the columns of a file."""
@@ -106,8 +104,8 @@ class Reader:
                 answers[number] = answer
         return answers
 
-    def outputs(self, rows: Rows, forward: Forward, check: Check | None = None) -> list[Array]:
-        return forward_outputs(forward, rows, self.tokenizer.pad_id, check=check)
+    def outputs(self, rows: Rows, forward: Forward) -> list[Array]:
+        return forward_outputs(forward, rows, self.tokenizer.pad_id)
 
     def score(self, problem: Problem, forward: Forward) -> dict[str, Any]:
         """Metrics and tables of a labelled file."""
@@ -152,10 +150,3 @@ def _of_task(path: Path, task: str | None) -> Path:
         has = f"has the tasks {', '.join(known)}" if known else "is no run with several tasks"
         raise DataError(f"{path}: {has}; --task {task} is none of them")
     return path / "tasks" / task
-
-
-def kind_of_model(reader: Reader) -> TaskKind | None:
-    """What kind of task a model answers, if any."""
-    if reader.stored is not None:
-        return reader.stored.kind
-    return next((task.kind for task in reader.tasks.values()), None)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remask import signals
 from remask.model.network import Network
 from remask.precision import autocast
 from remask.schema import Batch
@@ -24,7 +25,7 @@ from remask.tasks.rows import Rows
 Array = np.ndarray
 Row = tuple[Array, Array]  # ids, segment ids
 Forward = Callable[[Batch], Array]
-Check = Callable[[], None]  # called after every batch; may raise to end the work
+Check = Callable[[], None]  # called after every batch; may raise to end the work, as at a signal
 
 BATCH_TOKENS = 16_384  # padded tokens a forward pass without gradients
 # A batch goes on while its rows are at least this share of its longest one, or while it is smaller than this: attention
@@ -63,7 +64,7 @@ class Runner:
         padded = pad_rows([ids for ids, _ in rows], [s for _, s in rows] if self.has_segments else None, self.pad_id)
         return padded.map(lambda array: torch.from_numpy(array).to(self.device))
 
-    def outputs(self, rows: Rows, kind: TaskKind, check: Check | None = None) -> list[Array]:
+    def outputs(self, rows: Rows, kind: TaskKind, check: Check = signals.check) -> list[Array]:
         """What a task's head says about every row; an output per token is cut to the row's length."""
         segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
         reading = self.reading(kind)
@@ -107,7 +108,7 @@ class Runner:
 
 
 def forward_outputs(
-    forward: Forward, rows: Rows, pad_id: int, *, batch_tokens: int = BATCH_TOKENS, check: Check | None = None
+    forward: Forward, rows: Rows, pad_id: int, *, batch_tokens: int = BATCH_TOKENS, check: Check = signals.check
 ) -> list[Array]:
     """What `forward` says about every row, for answerers that are no network of ours; batches are numpy."""
     outputs: list[Array] = [np.empty(0)] * len(rows.ids)
@@ -117,8 +118,7 @@ def forward_outputs(
         named = _by_row(np.asarray(forward(batch), np.float32), batch.lengths_B.tolist())
         for number, output in zip(numbers, named, strict=True):
             outputs[number] = output
-        if check is not None:
-            check()
+        check()
     return outputs
 
 

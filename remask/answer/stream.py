@@ -6,15 +6,16 @@ nothing depends on the rows around it but which of them run together. Not here: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from remask import signals
 from remask.answer.model import Model
 from remask.errors import DataError
+from remask.tables import Cells, require_columns
 from remask.tasks.rows import Rows
-from remask.tasks.tables import BadRow, Cells, require_columns
+from remask.tasks.tables import BadRow
 
 BAD = "bad"  # the key of a reason, in place of an answer's columns
 
@@ -31,6 +32,40 @@ def chunks(rows: Iterator[Cells], num_rows: int, num_characters: int) -> Iterato
             piece, size = [], 0
     if piece:
         yield piece
+
+
+def file_key(path: Path) -> dict[str, Any]:
+    """What tells a file from another one at first sight; its rows are compared later."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
+    return {"path": str(path.resolve()), "stamps": stamps}
+
+
+def check_kept(piece: Sequence[Cells], fingerprints: Sequence[str], folder: Path) -> None:
+    """What an earlier attempt kept in `folder` must be about these rows."""
+    for number, row in enumerate(piece):
+        if number >= len(fingerprints) or row.fingerprint() != fingerprints[number]:
+            raise DataError(
+                f"{row.place}: this is not the row that was answered before the stop, the file has changed; choose "
+                f"another --out or remove {folder}"
+            )
+
+
+def same_rows(rows: Iterator[Cells], fingerprints: Iterable[str], path: Path) -> Iterator[Cells]:
+    """The rows of a file that is read a second time, as long as they are those of the first time; a DataError at the
+    first that is not, and where rows are missing or more."""
+    again = "read it again from a file that stays as it is"
+    last = str(path)
+    for known in fingerprints:
+        row = next(rows, None)
+        if row is None:
+            raise DataError(f"{last}: the file ends here now, but it had more rows: {again}")
+        if row.fingerprint() != known:
+            raise DataError(f"{row.place}: this is not the row that was answered, the file has changed: {again}")
+        last = row.place
+        yield row
+    if (row := next(rows, None)) is not None:
+        raise DataError(f"{row.place}: the file has rows from here on that it did not have before: {again}")
 
 
 @dataclass(frozen=True)
@@ -68,7 +103,7 @@ class Asker:
             if encoded is None:
                 continue
             asked = [items[group[i]] for i in kept]
-            outputs = self.model.outputs(encoded, signals.check)
+            outputs = self.model.outputs(encoded)
             num_cut += encoded.num_cut
             for i, answer in zip(kept, reader.read(outputs, encoded, asked), strict=True):
                 answers[numbers[group[i]]].update(task.kind.named(answer, items[group[i]]))

@@ -104,7 +104,7 @@ def _find(what: str) -> tuple[ModelSettings, HeadSettings, str]:
     """The settings that a model, run or base has; weights are read only where the settings hang on them."""
     path = Path(what)
     if what.endswith((".yaml", ".yml")) or not path.exists():
-        from remask.commands.pretrain import PretrainRun
+        from remask.pretraining.settings import PretrainRun
 
         if not path.exists() and len(path.parts) > 1:
             raise MissingInputError(f"{what}: no such model, run or run file")

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from remask import api
 from remask.commands import Common, common_options, is_first_rank
 from remask.config import parse_assignment
 from remask.errors import UsageError
-from remask.tasks.specs import TASKS
-from remask.tune.settings import TUNED, FinetuneRun
+from remask.tune.settings import TUNED, FinetuneRun, recipe_of
 
 
 def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,6 +31,11 @@ def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--text", "table__text", help="Column with the text."),
         click.option("--text2", "table__text2", help="Column with the second text."),
         click.option("--label", "table__label", help="Column with the label."),
+        click.option("--encoding", "table__encoding", help="Of the files, where it is not UTF-8."),
+        click.option("--delimiter", "table__delimiter", help="Between the files' cells: one character, or tab."),
+        click.option(
+            "--header/--no-header", "table__header", default=None, help="Whether the first line names the columns."
+        ),
         click.option("--seeds", type=int, help="How many runs; the result is their median and spread."),
         click.option("--learn", type=click.Choice(["all", "heads", "lora"]), help="What learns; all by default."),
         click.option("--max-train", type=int, help="Train on so many examples at most."),
@@ -40,13 +46,10 @@ def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def with_recipe(common: Common, file: Path | None, task: str | None) -> Common:
+def with_recipe(common: Common, file: Path | None, task: str | None, without: Sequence[str] = ()) -> Common:
     """A named task without a run file comes with its recipe, below what the user says."""
-    recipe = TASKS.get(task, {}).get("recipe", {}) if file is None and task else {}
-    return Common(
-        (*(f"{key}={value}" for key, value in recipe.items()), *common.assignments),
-        common.seed, common.dry_run, common.print_config, common.allow_change, common.json, common.progress,
-    )  # fmt: skip
+    words = recipe_of(task, without) if file is None else []
+    return replace(common, assignments=(*words, *common.assignments))
 
 
 @click.command()
@@ -71,14 +74,14 @@ def command(
     options["init_weights"] = False if from_scratch else None
     built = with_recipe(common, file, options["task"]).build(FinetuneRun, file, **options)
     common.show_differences(built)
-    from remask.tune.finetune import check, finetune, render
+    from remask.tune.finetune import check, render
 
     if common.dry_run:
         check(built.run, common.progress)
         return
     if not built.run.init:
         raise UsageError("--init MODEL is needed")
-    values = finetune(built.run, out, progress=common.progress, allow_change=common.allow_change)
+    values = api.finetune(built.run, out=out, progress=common.progress, allow_change=common.allow_change)
     if is_first_rank():
         common.result(values, render(values))
 

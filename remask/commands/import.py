@@ -10,6 +10,8 @@ import click
 from remask.artifacts import publish
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, dump, setting
+from remask.errors import DataError
+from remask.tokenizer import load_tokenizer
 
 
 class ImportRun(Config):
@@ -36,10 +38,19 @@ def command(words: str, out: Path, common: Common) -> None:
 
 def main(run: ImportRun, out: Path | None) -> dict[str, Any]:
     """Check everything; write unless `out` is None."""
-    from remask.export.hf import open_foreign, write_own
+    from remask.exports.hf import open_foreign, write_own
+    from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
     from remask.model.interop_config import family_for
 
     source = open_foreign(run.source)
+    if source.tokenizer_folder is not None:
+        ForeignFolder(source.tokenizer_folder).present(TOKENIZER_FILES)  # refuses links that lead out of the folder
+        tokenizer = load_tokenizer(source.tokenizer_folder)
+        if tokenizer.vocab_size > source.settings.vocab_size:
+            raise DataError(
+                f"{run.source}: its tokenizer has {tokenizer.vocab_size:,} entries, its weights have room for "
+                f"{source.settings.vocab_size:,}"
+            )
     parameters = sum(tensor.numel() for tensor in source.state.values())
     if out is not None:
 

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,13 +24,13 @@ from pydantic import model_validator
 
 from remask.artifacts import open_artifact
 from remask.commands import Common, common_options
-from remask.config import Config, build_run, setting
-from remask.data.settings import DataSettings
+from remask.config import Config, build_run, parse_assignment, setting
+from remask.data.settings import PAIRS, DataSettings
 from remask.data.tokens import SPLITS, STAGE, Shard, SourceTokens, Tokens
 from remask.errors import UsageError
 from remask.progress import Progress
 from remask.schema import IGNORE, Batch
-from remask.text.build import DROPS
+from remask.text.counts import DROPS
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -83,18 +84,38 @@ def command(
     file = place if place.suffix in (".yaml", ".yml") else None
     prepared = None if file else str(place)
     options = {"run": training, "batch": batch, "example": example, "epoch": epoch, "verify": verify}
+    common, changes = _split_assignments(common)
     built = common.build(InspectRun, file, prepared=prepared, **options)
+    if changes and built.run.batch is None and built.run.example is None:
+        raise UsageError(f"--set {changes[0]}: changes the training run; it goes with --batch or --example")
     if common.dry_run:
         return
-    result = main(built.run, progress=common.progress, seed=common.seed, max_rows=None if common.json else SHOWN_ROWS)
+    max_rows = None if common.json else SHOWN_ROWS
+    result = main(built.run, progress=common.progress, seed=common.seed, max_rows=max_rows, changes=changes)
     shown = f"{show_cuts(result['data'])}{show_batch(result)}" if "examples" in result else show(result)
     common.result(result, shown)
 
 
+def _split_assignments(common: Common) -> tuple[Common, tuple[str, ...]]:
+    """--set of what to look at, and --set of the training run whose batches are shown."""
+    from remask.commands.pretrain import PretrainRun
+
+    of_training = PretrainRun.model_fields.keys() - InspectRun.model_fields.keys()
+    changes = tuple(word for word in common.assignments if parse_assignment(word)[0][0] in of_training)
+    own = tuple(word for word in common.assignments if word not in changes)
+    return replace(common, assignments=own), changes
+
+
 def main(
-    run: InspectRun, *, progress: Progress, seed: int | None = None, max_rows: int | None = None
+    run: InspectRun,
+    *,
+    progress: Progress,
+    seed: int | None = None,
+    max_rows: int | None = None,
+    changes: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Facts about the folder, or the rows asked for as `{"examples": [...]}` (at most `max_rows` of them)."""
+    """Facts about the folder, or the rows asked for as `{"examples": [...]}` (at most `max_rows` of them). `changes`:
+    assignments to the training run, as --set has them."""
     if run.prepared is None:
         raise UsageError("which folder? Give PREPARED, or prepared: in the run file")
     open_artifact(run.prepared, STAGE)
@@ -103,7 +124,7 @@ def main(
             for split in SPLITS:
                 Tokens.open(run.prepared, split, verify=True)
     if run.batch is not None or run.example is not None:
-        return _examples(run, run.prepared, seed, max_rows)
+        return _examples(run, run.prepared, seed, max_rows, changes)
     return facts(run.prepared, run.samples)
 
 
@@ -210,6 +231,8 @@ def show(result: Mapping[str, Any]) -> str:
         lines.append(f"unigram        {result['unigram_nats']:>14.4f}   nats a held-out token: a model must do better")
     dropped = ", ".join(f"{reason} {count:,}" for reason, count in sorted(result["dropped"].items())) or "none"
     lines.append(f"dropped        {sum(result['dropped'].values()):>14,}   {dropped}")
+    if result.get("unread"):
+        lines.append(f"not read       {result['unread']:>14,}   rows of files without the columns asked for")
     for drop in result["drops"]:
         lines.append(f"  {' · '.join(str(value)[:70] for value in drop.values())}")
     for name, title in (("document_tokens", "tokens in a document"), ("sentence_tokens", "tokens in a sentence")):
@@ -241,19 +264,21 @@ def _picture(bars: Sequence[Mapping[str, int]], width: int = 40) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ batches
 
 
-def _examples(run: InspectRun, prepared: Path, seed: int | None, max_rows: int | None) -> dict[str, Any]:
-    from remask.commands.pretrain import PretrainRun
+def _examples(
+    run: InspectRun, prepared: Path, seed: int | None, max_rows: int | None, changes: Sequence[str]
+) -> dict[str, Any]:
     from remask.data.batches import open_batches
+    from remask.pretraining.settings import PretrainRun
 
     base = None if run.run else "roberta_base"
-    training = build_run(PretrainRun, run.run, options={"seed": seed}, base=base).run
+    training = build_run(PretrainRun, run.run, changes, options={"seed": seed}, base=base).run
     tokenizer = load_tokenizer(prepared / "tokenizer")
 
     def opened(data: DataSettings) -> Batches:
         return open_batches(prepared, data, tokenizer, seed=training.seed, total_steps=training.train.steps)
 
     batches = opened(training.data)
-    if run.run is None:
+    if run.run is None and not any(word.startswith("data.batch.") for word in changes):
         num_rows = min(BATCH_ROWS, batches.num_examples)  # a batch of more than a pass would show rows twice
         batch_settings = training.data.batch.model_copy(update={"num_rows": num_rows})
         batches = opened(training.data.model_copy(update={"batch": batch_settings}))
@@ -272,7 +297,9 @@ def _examples(run: InspectRun, prepared: Path, seed: int | None, max_rows: int |
     for row in rows:
         row["tokens"] = [_token_text(tokenizer, token) for token in row["input_ids"]]
         row["targets"] = [None if label == IGNORE else _token_text(tokenizer, label) for label in row["labels"]]
-    return {"batch": run.batch, "epoch": run.epoch, "data": batches.describe(), "examples": rows}
+    in_part = sum(phase.masker.num_words_in_part for phase in batches.phases)
+    data = {**batches.describe(), "format": training.data.format, "words_masked_in_part": in_part}
+    return {"batch": run.batch, "epoch": run.epoch, "data": data, "examples": rows}
 
 
 def _token_text(tokenizer: Tokenizer, token: int) -> str:
@@ -303,14 +330,17 @@ def rows_of(batch: Batch) -> list[dict[str, Any]]:
 
 
 def show_cuts(data: Mapping[str, Any]) -> str:
-    """A line about sentences that are longer than a row allows, where there are any."""
+    """A line about sentences that are longer than a row allows, or than half of one for pairs, where there are any."""
     lines = ""
     for facts in (data, data.get("short_rows", {})):
         if count := facts.get("cut_sentences", 0):
             by_source = {name: one["cut_sentences"] for name, one in facts["sources"].items() if one["cut_sentences"]}
             listed = ", ".join(f"{name} {number:,}" for name, number in by_source.items())
+            part = "halves of rows" if data.get("format") in PAIRS else "rows"
             verb = "sentence is" if count == 1 else "sentences are"
-            lines += f"{count:,} {verb} longer than rows of {facts['length']} tokens allow and cut ({listed})\n"
+            lines += f"{count:,} {verb} longer than {part} of {facts['length']} tokens allow and cut ({listed})\n"
+    if in_part := data.get("words_masked_in_part"):
+        lines += f"{in_part:,} masked words here are longer than their row's share of masks: masked in part only\n"
     return f"{lines}\n" if lines else ""
 
 

@@ -1,50 +1,109 @@
-"""`remask predict`: what a fine-tuned model says about every row of a file, however long. Not here: answering it."""
+"""`remask predict`: what a fine-tuned model says about every row of a file, or about a text. Not here: answering it."""
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
-from remask.answer.predict import PredictRun, main
+from remask.answer.predict import PredictRun, answer_texts, main
 from remask.commands import Common, common_options, run_file
-from remask.errors import UsageError
+from remask.errors import DataError, UsageError
 from remask.progress import counted
-from remask.tasks.answer_files import check_name
+from remask.streams import split_name
+from remask.tables import TABLE_KINDS
+from remask.tasks.answer_files import check_name, shown_cell
+
+STDIN = "-"
+_ENDING = re.compile(r"\.[A-Za-z0-9]{1,8}$")
 
 
 @click.command()
-@click.argument("words", nargs=-1, required=True, metavar="RUN.yaml | MODEL FILE")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="A .csv, .tsv, .jsonl or .parquet file.")
+@click.argument("words", nargs=-1, required=True, metavar="RUN.yaml | MODEL FILE | MODEL TEXT | MODEL -")
+@click.option("--out", type=click.Path(path_type=Path), help="For a FILE: a .csv, .tsv, .jsonl or .parquet file.")
 @click.option("--task", help="Of a model with several tasks: which one.")
 @click.option("--text", help="Column with the text, where it differs from the training file's.")
 @click.option("--text2", help="Column with the second text.")
+@click.option("--encoding", "table__encoding", help="Of FILE, where it is not UTF-8.")
+@click.option("--delimiter", "table__delimiter", help="Between the cells of FILE: one character, or tab.")
+@click.option("--header/--no-header", "table__header", default=None, help="Whether FILE's first line names columns.")
 @click.option("--scores", is_flag=True, default=None, help="Also the score of every class.")
 @click.option("--prefix", help="Put before the names of the answer's columns.")
+@click.option("--escape-formulas", is_flag=True, default=None, help="Cells that begin with = + - @ stay text in Excel.")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), help="Number format.")
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @common_options
-def command(common: Common, words: tuple[str, ...], out: Path, **options: Any) -> None:
-    """Answer every row of FILE with the fine-tuned MODEL.
+def command(common: Common, words: tuple[str, ...], out: Path | None, **options: Any) -> None:
+    """Answer every row of FILE with the fine-tuned MODEL, or one TEXT, or the lines of stdin (-).
 
-    FILE's own columns stay; killed, the same command goes on. Rows that cannot be answered are in OUT.bad.jsonl.
+    FILE's own columns stay; killed, the same command goes on. Rows that cannot be answered are in OUT.bad.jsonl. A
+    TEXT is answered at once; of a pair, or a question and its passage, give both texts.
     """
     file, model, rest = run_file(words)
-    if len(rest) > 1:
+    texts = rest if rest and all(is_text(word) for word in rest) else ()
+    if len(rest) > 1 and not texts:
         raise UsageError(f"predict takes one MODEL and one FILE, not {len(words)} paths")
-    built = common.build(PredictRun, file, model=model, file=rest[0] if rest else None, **options)
-    if not built.run.model or not built.run.file:
-        raise UsageError("predict needs a MODEL and a FILE")
-    check_name(out)
+    built = common.build(PredictRun, file, model=model, file=rest[0] if rest and not texts else None, **options)
+    run = built.run
+    if not run.model or not (run.file or texts):
+        raise UsageError("predict needs a MODEL and a FILE or a text")
+    if out is None and not texts:
+        raise UsageError(f"{run.file}: predict writes the answers to a file's rows into another: --out FILE")
+    if out is not None:
+        if texts:
+            raise UsageError("--out is for the rows of a file; the answer to a text is printed")
+        check_name(out)
     if common.dry_run:
         from remask.answer.reader import open_reader
 
-        assert open_reader(Path(built.run.model), built.run.task).task
+        assert open_reader(Path(run.model), run.task).task
         return
-    values = main(built.run, out, progress=common.progress)
+    if out is None:
+        _answer_texts(common, run, texts)
+        return
+    values = main(run, out, progress=common.progress)
     if values["bad"]:
         common.progress.warn(f"{counted(values['bad'], 'row')} could not be answered: {values['bad_file']}")
+    _say_cut(common, values)
+    common.result(values, f"{counted(values['rows'], 'answer')}: {out}")
+
+
+def is_text(word: str) -> bool:
+    """Whether a word of the command line is a text: there is no file of that name, nor does it look like one."""
+    if word == STDIN:
+        return True
+    try:
+        if Path(word).exists():
+            return False
+    except (OSError, ValueError):  # too long for a name, or with a NUL
+        return True
+    if any(character.isspace() for character in word):
+        return split_name(word)[0] not in TABLE_KINDS
+    return "/" not in word and not _ENDING.search(word)
+
+
+def _answer_texts(common: Common, run: PredictRun, words: Sequence[str]) -> None:
+    asked, places = [tuple(words)], ["the text"]
+    if STDIN in words:
+        if len(words) > 1:
+            raise UsageError("- is stdin, one text a line, and stands alone")
+        try:
+            lines = sys.stdin.buffer.read().decode("utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise DataError(f"stdin: not UTF-8 (byte {error.start})") from error
+        numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+        if not numbered:
+            raise DataError("stdin: no text there")
+        asked, places = [tuple(line.split("\t")) for _, line in numbered], [f"stdin:{number}" for number, _ in numbered]
+    values = answer_texts(run, asked, places)
+    _say_cut(common, values)
+    common.result(values, "\n".join("\t".join(map(shown_cell, one.values())) for one in values["answers"]))
+
+
+def _say_cut(common: Common, values: dict[str, Any]) -> None:
     if values["cut"]:
         common.progress.say(f"  cut to what the model reads: {counted(values['cut'], 'text')}")
-    common.result(values, f"{counted(values['rows'], 'answer')}: {out}")

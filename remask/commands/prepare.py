@@ -12,14 +12,14 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
 from remask import artifacts
 from remask.commands import Common, common_options
@@ -29,18 +29,21 @@ from remask.data.tokens import SPLITS, STAGE
 from remask.documents import Documents, read_documents
 from remask.errors import ConfigError, DataError, OutputError, RemaskError, UsageError
 from remask.progress import Progress
-from remask.text.build import DROPS, build_documents, changed_sources
+from remask.text.build import build_documents, changed_sources, text_config
+from remask.text.counts import DROPS
 from remask.text.settings import TextSettings
 from remask.tokenizer import Tokenizer, load_tokenizer
 from remask.tokenizer.bulk import Blocks, Newlines, agrees, plan_blocks
 from remask.tokenizer.settings import TokenizerSettings
+from remask.tokenizer.words import check_segmenter
 from remask.workers import Engine, num_cores, run_tasks
 
 CHECK_BYTES = 200_000  # of the user's text, on which gigatoken must agree before it is used at all
 SMALL_MEGABYTES = 4  # less is done sooner than processes start
 _IDENTITY, _VOCABULARY, _STAMPS, _REFUSED = "identity.json", "vocabulary.json", "stamps.json", "refused.json"
 _SOURCE = "source "  # before a source's name in the manifest's inputs
-_MADE = ("counts", "facts", "prepared")  # of the documents
+_INPUTS = "inputs.json"
+_MADE = ("counts", "counted", "facts", "prepared")  # of the documents
 _NOT_IN_RESULT = ("workers", "engine")  # and tokenizer.accelerator: they change the time, never the bytes
 
 
@@ -144,10 +147,10 @@ def _make(
 ) -> artifacts.Artifact:
     """All steps that are not done yet, and the result under its name."""
     documents = _timed(seconds, "documents", lambda: _make_documents(run, work / "documents", progress))
-    _keep_if_same(work, {"documents": documents.artifact.fingerprint, "vocabulary": vocabulary})
+    artifacts.begin(work, {"documents": documents.artifact.fingerprint, "vocabulary": vocabulary}, _MADE, _INPUTS)
     tokenizer = _timed(seconds, "vocabulary", lambda: _make_vocabulary(run, documents, work, progress))
     shards = _timed(seconds, "tokens", lambda: _make_shards(run, documents, tokenizer, work, progress))
-    counts = _counts(documents, tokenizer, shards)
+    counts = _prepared_counts(documents, tokenizer, shards)
     shutil.copyfile(documents.artifact.path(DROPS), work / "prepared" / DROPS)
     if run.keep_documents:
         shutil.rmtree(work / "prepared" / "documents", ignore_errors=True)
@@ -179,15 +182,24 @@ def _config(run: PrepareRun) -> dict[str, Any]:
     """What the result depends on."""
     config = {key: value for key, value in dump(run).items() if key not in _NOT_IN_RESULT}
     config["tokenizer"] = {key: value for key, value in config["tokenizer"].items() if key != "accelerator"}
-    for source in config["text"]["sources"]:
-        source["paths"] = sorted(set(source["paths"]))
+    config["text"] = text_config(run.text)
     return config
+
+
+def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What an earlier version wrote, with the settings that it did not have yet."""
+    try:
+        return _config(PrepareRun.model_validate_json(json.dumps(config)))
+    except ValidationError:  # it had settings that are gone: then the difference is worth telling
+        return dict(config)
 
 
 def _check_vocabulary(run: PrepareRun) -> str | None:
     """The existing vocabulary's fingerprint: one that cannot be read is better known before hours of reading text."""
     if not run.text.sources:
         raise ConfigError("text.sources: nothing to prepare; name files, folders or pydocs:")
+    if run.tokenizer.chinese_words == "jieba":
+        check_segmenter()
     return load_tokenizer(run.tokenizer.path).fingerprint if run.tokenizer.path is not None else None
 
 
@@ -197,7 +209,7 @@ def _finished(run: PrepareRun, out: Path, vocabulary: str | None, progress: Prog
     if not (out / artifacts.MANIFEST).is_file():
         raise OutputError(f"{out}: exists and is not of remask; choose another --out or remove it")
     artifact = artifacts.open_artifact(out, STAGE)
-    if changed := differences(artifact.manifest["config"], _config(run)):
+    if changed := differences(_with_defaults(artifact.manifest["config"]), _config(run)):
         raise ConfigError(f"{out}: was prepared with {_changes(changed)}; choose another --out or remove it")
     if vocabulary not in (None, artifact.counts["tokenizer"]):
         raise ConfigError(f"{out}: was prepared with other contents of {run.tokenizer.path}; choose another --out")
@@ -226,7 +238,7 @@ def _claim(work: Path, run: PrepareRun, allow_change: Sequence[str]) -> None:
                 f"--allow-change {','.join(change[0] for change in refused)} starts over, or choose another --out"
             )
         if changed:
-            _keep_if_same(work, {})
+            artifacts.begin(work, {}, _MADE, _INPUTS)
             shutil.rmtree(work / "documents", ignore_errors=True)
     artifacts.write_json(path, _config(run))
     (work / _REFUSED).unlink(missing_ok=True)
@@ -257,43 +269,19 @@ def _changes(changed: Sequence[tuple[str, Any, Any]]) -> str:
     return "; ".join(words) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
 
-def _keep_if_same(work: Path, inputs: Mapping[str, Any]) -> None:
-    """What was made of exactly these documents and this vocabulary stays; anything else goes before it is used."""
-    path = work / "inputs.json"
-    with artifacts.output_errors(work):
-        if not path.is_file() or json.loads(path.read_bytes()) != inputs:
-            path.unlink(missing_ok=True)
-            for name in _MADE:
-                shutil.rmtree(work / name, ignore_errors=True)
-            (work / _VOCABULARY).unlink(missing_ok=True)
-            artifacts.write_json(path, inputs)
-        for name in _MADE:
-            (work / name).mkdir(exist_ok=True)
-
-
 # -------------------------------------------------------------------------------------------------- documents
 
 
 def _make_documents(run: PrepareRun, folder: Path, progress: Progress) -> Documents:
-    def build() -> None:
-        build_documents(
-            run.text,
-            folder,
-            seed=run.seed,
-            workers=_workers(run),
-            engine=run.engine,
-            progress=progress,
-            stamps=folder.with_name(_STAMPS),
-        )
-
-    try:
-        build()
-    except OutputError as error:
-        if not (folder / artifacts.MANIFEST).is_file():
-            raise
-        progress.warn(f"the files changed since the run that is gone on with: starting over ({error})")
-        shutil.rmtree(folder, ignore_errors=True)
-        build()
+    build_documents(
+        run.text,
+        folder,
+        seed=run.seed,
+        workers=_workers(run),
+        engine=run.engine,
+        progress=progress,
+        stamps=folder.with_name(_STAMPS),
+    )
     return read_documents(folder)
 
 
@@ -305,16 +293,14 @@ def _workers(run: PrepareRun) -> int:
 
 
 def _make_vocabulary(run: PrepareRun, documents: Documents, work: Path, progress: Progress) -> Tokenizer:
-    folder, facts = work / "prepared" / "tokenizer", work / _VOCABULARY
-    if facts.is_file():
-        tokenizer = load_tokenizer(folder)
-        if tokenizer.fingerprint == json.loads(facts.read_bytes())["fingerprint"]:
-            return tokenizer
+    folder, record = work / "prepared" / "tokenizer", work / _VOCABULARY
+    if artifacts.finished(record) is not None:
+        return load_tokenizer(folder)
     path = run.tokenizer.path
     tokenizer = load_tokenizer(path) if path else _train(run, documents, work, progress)
     shutil.rmtree(folder, ignore_errors=True)
     tokenizer.save(folder)
-    artifacts.write_json(facts, {"fingerprint": tokenizer.fingerprint})
+    artifacts.finish(record, {"fingerprint": tokenizer.fingerprint}, sorted(folder.iterdir()))
     return tokenizer
 
 
@@ -323,12 +309,18 @@ def _train(run: PrepareRun, documents: Documents, work: Path, progress: Progress
 
     settings = run.tokenizer
     portions = plan_blocks(documents.of("train"))
-    fast = _fast_counting(settings, portions, progress)
+
+    def counts_alike(sample: list[bytes]) -> bool:
+        return training.count_pieces(sample, settings, True) == training.count_pieces(sample, settings, False)
+
+    does = "cuts this text differently from"
+    fast = settings.kind == "byte-bpe" and _agrees_on_sample(run, portions, counts_alike, does, progress)
     tasks = [
-        training.CountTask(portion, work / "counts" / f"{portion.shard.name}.{portion.first}", settings, fast)
+        training.CountTask(portion, work / "counts" / name, work / "counted" / f"{name}.json", settings, fast)
         for portion in portions
+        for name in [f"{portion.shard.name}.{portion.first}"]
     ]
-    waiting = [task for task in tasks if not training.is_counted(task.out)]
+    waiting = [task for task in tasks if artifacts.finished(task.record) is None]
     with progress.stage("count words", _megabytes(tasks), "MB") as stage:
         stage.resume_at(_megabytes(tasks) - _megabytes(waiting))
         run_tasks(
@@ -357,31 +349,28 @@ def _megabytes(tasks: Sequence[Any]) -> float:
     return sum(task.blocks.num_bytes for task in tasks) / 1e6
 
 
-def _fast_counting(settings: TokenizerSettings, portions: Sequence[Blocks], progress: Progress) -> bool:
-    """Whether gigatoken is there, wanted, and cuts this text into the same words."""
-    from remask.tokenizer import training
-
-    if settings.kind != "byte-bpe" or not _accelerator(settings, progress):
-        return False
-    sample = _sample(portions, settings.newlines, CHECK_BYTES)
-    try:
-        same = training.count_pieces(sample, settings, True) == training.count_pieces(sample, settings, False)
-    except Exception:  # another library's panic of any kind means: do not use it
-        same = False
-    if not same:
-        progress.warn("gigatoken cuts this text differently from tokenizers: going on without it, more slowly")
-    return same
-
-
-def _accelerator(settings: TokenizerSettings, progress: Progress) -> bool:
-    if settings.accelerator == "none":
+def _agrees_on_sample(
+    run: PrepareRun,
+    portions: Sequence[Blocks],
+    same: Callable[[list[bytes]], bool],
+    does: str,
+    progress: Progress,
+) -> bool:
+    """Whether gigatoken is wanted, is there, and does with a sample of this text what the tokenizers library does."""
+    if run.tokenizer.accelerator == "none":
         return False
     try:
         import gigatoken  # noqa: F401
     except ImportError:
         progress.detail("gigatoken is not installed; pip install 'remask[fast]' makes this step faster")
         return False
-    return True
+    try:
+        agrees_here = same(_sample(portions, run.tokenizer.newlines, CHECK_BYTES))
+    except Exception:  # another library's panic of any kind means: do not use it
+        agrees_here = False
+    if not agrees_here:
+        progress.warn(f"gigatoken {does} tokenizers: going on without it, more slowly")
+    return agrees_here
 
 
 def _sample(portions: Sequence[Blocks], newlines: Newlines, num_bytes: int) -> list[bytes]:
@@ -397,7 +386,10 @@ def _make_shards(
     run: PrepareRun, documents: Documents, tokenizer: Tokenizer, work: Path, progress: Progress
 ) -> list[ShardTask]:
     portions = [portion for split in SPLITS for portion in plan_blocks(documents.of(split))]
-    fast = _fast_encoding(run.tokenizer, tokenizer, portions, progress)
+    does = "gives this text other ids than"
+    fast = tokenizer.kind == "byte-bpe" and _agrees_on_sample(
+        run, portions, lambda sample: agrees(tokenizer, sample), does, progress
+    )
     numbers: dict[str, int] = {}
     tasks = []
     for portion in portions:
@@ -406,7 +398,19 @@ def _make_shards(
         name = f"{series}.{number:05d}"
         facts = work / "facts" / f"{name}.json"
         prepared = work / "prepared"
-        tasks.append(ShardTask(portion, name, prepared / "tokenizer", prepared, facts, run.tokenizer.newlines, fast))
+        settings = run.tokenizer
+        tasks.append(
+            ShardTask(
+                portion,
+                name,
+                tokenizer_folder=prepared / "tokenizer",
+                folder=prepared,
+                facts=facts,
+                newlines=settings.newlines,
+                fast=fast,
+                chinese_words=settings.chinese_words,
+            )
+        )
     waiting = [task for task in tasks if not is_made(task)]
     with progress.stage("tokenise", _megabytes(tasks), "MB") as stage:
         stage.resume_at(_megabytes(tasks) - _megabytes(waiting))
@@ -422,21 +426,10 @@ def _make_shards(
     return tasks
 
 
-def _fast_encoding(
-    settings: TokenizerSettings, tokenizer: Tokenizer, portions: Sequence[Blocks], progress: Progress
-) -> bool:
-    if tokenizer.kind != "byte-bpe" or not _accelerator(settings, progress):
-        return False
-    same = agrees(tokenizer, _sample(portions, settings.newlines, CHECK_BYTES))
-    if not same:
-        progress.warn("gigatoken gives this text other ids than tokenizers: going on without it, more slowly")
-    return same
-
-
 # --------------------------------------------------------------------------------------------------- the result
 
 
-def _counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTask]) -> dict[str, Any]:
+def _prepared_counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTask]) -> dict[str, Any]:
     shards = [read_facts(task) for task in tasks]
     histograms = {split: np.zeros(tokenizer.vocab_size, np.int64) for split in SPLITS}
     for task, shard in zip(tasks, shards, strict=True):
@@ -448,6 +441,7 @@ def _counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTas
     return {
         **totals,
         "read": source["read"],
+        "unread": source["unread"],
         "dropped": source["dropped"],
         "sources": source["sources"],
         "vocab_size": tokenizer.vocab_size,

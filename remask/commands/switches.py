@@ -13,10 +13,10 @@ from remask.config import Config, Switch, switches
 
 # verb -> the run model whose switches it reads, by name so that nothing is imported before it is asked for.
 RUN_MODELS = {
-    "quickstart": "remask.commands.quickstart:QuickstartRun",
+    "quickstart": "remask.starter.settings:QuickstartRun",
     "prepare": "remask.commands.prepare:PrepareRun",
     "inspect": "remask.commands.inspect:InspectRun",
-    "pretrain": "remask.commands.pretrain:PretrainRun",
+    "pretrain": "remask.pretraining.settings:PretrainRun",
     "finetune": "remask.commands.finetune:FinetuneRun",
     "search": "remask.commands.search:SearchRun",
     "evaluate": "remask.commands.evaluate:EvaluateRun",

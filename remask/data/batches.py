@@ -29,7 +29,7 @@ from remask.data.rows import Vocabulary, padded_width
 from remask.data.settings import DataSettings
 from remask.data.tokens import Tokens
 from remask.errors import ConfigError, DataError
-from remask.schema import Batch
+from remask.schema import Batch, BatchSource
 
 __all__ = ["Batches", "evaluation_batches", "is_comparable", "masked_bytes", "open_batches", "word_batches"]
 
@@ -38,7 +38,7 @@ _NOMINAL_STEPS = 100_000  # of a run whose parts are timed before its length is 
 _WINDOW_STEPS = 16  # token batches are cut from windows of about this many steps, or some more
 
 
-class Batches:
+class Batches(BatchSource):
     """The BatchSource of pretraining. Cursors: {"step"} for rows, and the window with the batch in it for tokens."""
 
     def __init__(

@@ -220,7 +220,7 @@ def no_examples(recipe: Recipe) -> Examples:
     is_pair, is_block = recipe.sentence_loss != "none", recipe.format == "fixed-blocks"
     counts = {"cut_sentences": 0}
     counts |= {"dropped_tokens": 0} if is_block else {}
-    counts |= {"real_pairs": 0, "false_pairs": 0} if is_pair else {}
+    counts |= {"real_pairs": 0, "false_pairs": 0, "cut_negatives": 0} if is_pair else {}
     return Examples(
         np.zeros(1, np.int64),
         np.zeros(0, np.int64),

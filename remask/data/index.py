@@ -27,7 +27,7 @@ from remask.data.tokens import SourceTokens, Tokens
 from remask.errors import DataError
 
 STAGE = "examples"
-_VERSION = 1
+_VERSION = 2  # 2: drawn negatives that are cut have a count of their own
 _ARRAYS = {"rows": "<i8", "starts": "<i8", "lengths": "<i4", "sizes": "<i4", "labels": "|i1", "flags": "|u1"}
 
 

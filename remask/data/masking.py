@@ -5,6 +5,8 @@ In: laid-out rows and one key per row. Out: changed ids, flat positions and true
 (seed, source, example, pass): for static and copied masks the pass is taken modulo the number of copies (`mask_pass`).
 Units: tokens; words; n-grams of words (ALBERT: length n with weight 1/n); spans of words (SpanBERT: geometric). A
 row's budget is rate * tokens, the fraction rounded up or down by a draw. Special tokens are never masked nor drawn.
+Units are taken as long as they fit the budget, as BERT does, so longer words are masked less often than short ones; a
+word longer than the whole budget is masked in parts, and counted (`Masker.num_words_in_part`).
 """
 
 from __future__ import annotations
@@ -62,6 +64,7 @@ class Masker:
         self.settings = settings
         self._mask_id = vocabulary.mask_id
         self._allowed = replacements(vocabulary)
+        self.num_words_in_part = 0  # masked so far, of which some tokens stayed
 
     def __call__(self, rows: Rows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray | None) -> Masked:
         """`starts_word_T` says where words start; needed unless the unit is the token."""
@@ -95,7 +98,7 @@ class Masker:
         row_T, column_T = np.divmod(rows.text_T, rows.ids_BS.shape[1])
         if not len(row_T):
             return rows.text_T, None
-        starts_T = starts_word_T | rows.starts_piece_T
+        starts_T = word_starts_T = starts_word_T | rows.starts_piece_T
         budget_B = _budgets(keys_B, rows.text_lengths_B, rate)
         if self.settings.count == "exact":
             # A word longer than the whole budget could never be chosen: it counts as several.
@@ -108,6 +111,8 @@ class Masker:
         else:
             picked_W, leader_W = self._pick_tiles(words, rows, rate, budget_B, keys_B)
         chosen_T = picked_W[words.unit_T]
+        if words.num_units > np.count_nonzero(word_starts_T):
+            self.num_words_in_part += _num_in_part(word_starts_T, chosen_T)
         leader = None if leader_W is None else leader_W[words.unit_T][chosen_T]
         return rows.text_T[chosen_T], leader
 
@@ -200,8 +205,16 @@ class _Units:
         self.unit_T = np.cumsum(starts_T) - 1
         self.first = np.flatnonzero(starts_T)
         self.row, self.column = row_T[self.first], column_T[self.first]
+        self.num_units = len(self.first)
         self.lengths = np.diff(np.append(self.first, len(row_T)))
         self.ranks = order.draw(keys_B[self.row] ^ np.uint64(_PICK), self.column)
+
+
+def _num_in_part(starts_T: np.ndarray, chosen_T: np.ndarray) -> int:
+    """Words some of whose tokens are chosen and some not."""
+    word_T = np.cumsum(starts_T) - 1
+    num_chosen, lengths = np.bincount(word_T, chosen_T), np.bincount(word_T)
+    return int(((num_chosen > 0) & (num_chosen < lengths)).sum())
 
 
 def _turned(units: _Units, keys_B: np.ndarray) -> np.ndarray:

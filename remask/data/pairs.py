@@ -132,7 +132,7 @@ def _elsewhere(
     """For each anchor a part from another document: the document evenly, a sentence of it evenly, and on from there.
 
     Up to `aim` tokens of whole sentences; where none of some draws fits, one sentence of up to `space` tokens; where
-    that fails too (a long sentence in a small space), its beginning, which is counted as a cut.
+    that fails too (a long sentence in a small space), its beginning, which is counted (`cut_negatives`).
     """
     own = np.searchsorted(documents, np.searchsorted(source.document_offsets, anchors, side="right") - 1)
     single = recipe.format == "sentence-pair"
@@ -184,10 +184,11 @@ def _examples(
     """Rows of the parts that are `kept`; a row of one part has two marks."""
     rows = np.concatenate(([0], np.cumsum(kept.sum(axis=1))))
     sizes = (lengths * kept).sum(axis=1) + np.where(kept.all(axis=1), recipe.num_specials, 2)
-    counts = {"cut_sentences": num_cut}
+    counts = {"cut_sentences": 0}
     has_labels = recipe.sentence_loss != "none"
     if has_labels:
         counts |= {"real_pairs": int((labels == 1).sum()), "false_pairs": int((labels == 0).sum())}
+        counts |= {"cut_negatives": num_cut}  # drawn sentences, many times the same one, that stand there in part
     return Examples(
         rows,
         starts[kept],

@@ -21,7 +21,9 @@ class MaskingSettings(Config):
     """Which positions are predicted, and what the model sees there."""
 
     unit: Literal["token", "word", "ngram", "span"] = switch(
-        "token", "What is masked as a whole: tokens, words, 1 to max_ngram words, or spans of words", effect="data"
+        "token",
+        "What is masked as a whole: tokens, words, 1 to max_ngram words, or spans of words; longer words less often",
+        effect="data",
     )
     repeat: Literal["dynamic", "copies", "static"] = switch(
         "dynamic", "A new mask every pass, num_copies masks in turn, or one mask for ever", effect="data"

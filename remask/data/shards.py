@@ -7,7 +7,6 @@ it can, since every worker process pays for it. Not here: which portions there a
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from remask import artifacts
 from remask.data.tokens import ShardWriter
 from remask.tokenizer import Tokenizer, load_tokenizer
-from remask.tokenizer.bulk import BlockEncoder, Blocks, Newlines, agrees, pieces_of
+from remask.tokenizer.bulk import BlockEncoder, Blocks, ChineseWords, Newlines, agrees, pieces_of
 
 CHECK_BYTES = 4_000  # of every shard, on which gigatoken must agree again
 
@@ -34,16 +33,17 @@ class ShardTask:
     facts: Path
     newlines: Newlines
     fast: bool
+    chinese_words: ChineseWords = "characters"
 
 
 def make_shard(task: ShardTask) -> dict[str, Any]:
     """Writes the shard, then its facts, which make it count. For run_tasks."""
-    encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, task.fast), False
+    encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, task.fast, task.chinese_words), False
     vocab_size = encoder.tokenizer.vocab_size
     writer = ShardWriter(task.folder, task.name, vocab_size)
     histogram = np.zeros(vocab_size, np.int64)
     if task.fast and not agrees(encoder.tokenizer, first_pieces(task.blocks, task.newlines, CHECK_BYTES)):
-        encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, False), True
+        encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, False, task.chinese_words), True
     for data, offsets, sentences in task.blocks:
         block = encoder.encode(data, offsets, sentences)
         writer.add_many(block.ids, block.document_offsets, block.sentence_starts, block.word_starts, len(data))
@@ -51,30 +51,21 @@ def make_shard(task: ShardTask) -> dict[str, Any]:
     facts = writer.close()
     with artifacts.output_errors(task.facts):
         np.save(task.facts.with_suffix(".npy"), histogram)
-        aside = task.facts.with_suffix(".partial")
-        aside.write_text(json.dumps({"shard": facts, "sha256": _checksums(task)}))
-        aside.rename(task.facts)
+    files = [*sorted(task.folder.glob(f"{task.name}.*")), task.facts.with_suffix(".npy")]
+    artifacts.finish(task.facts, facts, files)
     return {**facts, "fell_back": fell_back}
 
 
-def _checksums(task: ShardTask) -> dict[str, str]:
-    files = [*sorted(task.folder.glob(f"{task.name}.*")), task.facts.with_suffix(".npy")]
-    return {file.name: artifacts.sha256_of(file) for file in files}
-
-
 def is_made(task: ShardTask) -> bool:
-    """Whether an earlier attempt finished this shard and all of it is still there, be it after a power failure."""
-    if not task.facts.is_file():
-        return False
-    try:
-        return json.loads(task.facts.read_bytes())["sha256"] == _checksums(task)
-    except (ValueError, KeyError, OSError):
-        return False
+    """Whether an earlier attempt finished this shard and all of it is still there."""
+    return artifacts.finished(task.facts) is not None
 
 
 def read_facts(task: ShardTask) -> dict[str, Any]:
-    """The shard's line of the manifest."""
-    return json.loads(task.facts.read_bytes())["shard"]
+    """The line of a shard that was just made, or found made, in the manifest."""
+    facts = artifacts.finished(task.facts, verify=False)
+    assert facts is not None
+    return facts
 
 
 def read_histogram(task: ShardTask) -> np.ndarray:
@@ -94,9 +85,9 @@ def _tokenizer(folder: Path) -> Tokenizer:
 
 
 @lru_cache(maxsize=2)
-def _encoder(folder: Path, newlines: Newlines, fast: bool) -> BlockEncoder:
+def _encoder(folder: Path, newlines: Newlines, fast: bool, chinese_words: ChineseWords) -> BlockEncoder:
     """Kept between a worker's tasks: reading a vocabulary takes longer than encoding a megabyte."""
-    return BlockEncoder(_tokenizer(folder), newlines, fast)
+    return BlockEncoder(_tokenizer(folder), newlines, fast, chinese_words)
 
 
 def forget() -> None:

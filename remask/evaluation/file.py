@@ -9,57 +9,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from remask import artifacts
-from remask.commands.evaluate_models import Scorer
-from remask.commands.finetune import score_lines
-from remask.commands.predict import TaskModel, model_path, open_task_model
-from remask.config import Config, setting
 from remask.errors import ConfigError
+from remask.evaluation.settings import FileTable
 from remask.progress import counted
 from remask.study.task_report import file_report
-from remask.tasks import problems
-from remask.tasks.settings import TableSettings
+from remask.tasks.kind import Problem
+from remask.tune.finetune import score_lines
 
-
-class FileTable(Config):
-    """Where a file differs from the one that the model was trained on; null: it does not."""
-
-    text: str | None = setting(None, "the column with the text")
-    text2: str | None = setting(None, "the column with the second text of a pair")
-    label: str | None = setting(None, "the column with the class, number or list of labels")
-    id: str | None = setting(None, "a column whose values must all differ")
-    separator: str | None = setting(None, "between the labels of a multi-label cell", min_length=1)
-    quoted: bool | None = setting(None, "whether quotes delimit cells")
-    bad_rows: Literal["error", "drop"] | None = setting(None, "a row with an empty text or without a label")
-    skip_articles: tuple[str, ...] | None = setting(None, "SQuAD: articles that are not scored")
-
-    def over(self, table: TableSettings) -> TableSettings:
-        return TableSettings.model_validate(table.model_dump() | self.model_dump(exclude_none=True))
+if TYPE_CHECKING:
+    from remask.answer.reader import Reader
+    from remask.evaluation.models import Scorer
 
 
 def open_both(
     model: Path, task: str | None, file: Path, table: FileTable, max_dev: int | None
-) -> tuple[TaskModel, problems.Problem]:
+) -> tuple[Reader, Problem]:
     """The model and the file; every mistake in either shows here. `task`: of a model with several, which one."""
-    opened = open_task_model(model_path(model, task))
+    from remask.answer.reader import open_reader
+
+    reader = open_reader(model, task)
+    stored = reader.task
     columns = [name for name in ("text", "text2", "label") if getattr(table, name) is not None]
-    if columns and opened.kind in ("spans", "choice"):
+    if columns and stored.kind.own_columns:
         raise ConfigError(f"table.{columns[0]}: files of questions have names of their own; leave --{columns[0]} out")
-    named = None if columns else opened.task  # a named task's file has its own columns, any other is a table
-    over = table.over(opened.table)
-    return opened, problems.open_labelled(file, named, opened.kind, opened.labels, opened.metric, over, max_dev)
+    # A named task's file has its own columns; with columns given it is a table like any other.
+    return reader, stored.labelled(file, table.over(stored.table), named=not columns, max_dev=max_dev)
 
 
-def main(model: TaskModel, problem: problems.Problem, file: Path, out: Path | None, scorer: Scorer) -> dict[str, Any]:
-    """Score it, and keep what was found in OUT."""
+def score_file(reader: Reader, problem: Problem, file: Path, out: Path | None, scorer: Scorer) -> dict[str, Any]:
+    """Score it, and keep what came out in OUT."""
     values = {
-        "task": model.task or model.kind,
-        **scorer.scores(problem, [model]),
-        "labels": list(model.labels),
+        "task": reader.task.name or reader.task.kind.name,
+        **scorer.scores(problem, [reader]),
+        "labels": list(reader.task.labels),
         "file": str(file),
-        "precision": scorer.precision.name,
+        "precision": scorer.precision,
         "device": str(scorer.device),
     }
     if out is not None:

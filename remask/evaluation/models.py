@@ -1,4 +1,4 @@
-"""Fine-tuned models as `remask evaluate` needs them: trained once by fingerprint, scored, averaged, submitted.
+"""Fine-tuned models as an evaluation needs them: trained once by fingerprint, scored, averaged, submitted.
 
 In: a task, its files, and the model to start from (or that has the task's head already). Out: scores of each seed with
 their median and spread, an ensemble's scores, answers for the leaderboard. A folder of the cache is named by the
@@ -9,28 +9,34 @@ Not here: which tasks, the table, how anything is trained.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import artifacts
-from remask.commands import finetune as finetuning
-from remask.commands.predict import TaskModel, open_task_model
 from remask.config import build_run, dump, fingerprint
 from remask.errors import DataError
 from remask.progress import Progress
-from remask.tasks import metrics, problems
+from remask.tasks import metrics
+from remask.tasks.kind import Problem, TaskSource
+from remask.tasks.kinds import check_same_labels, open_problem, task_files
 from remask.tasks.specs import TASKS
+from remask.tune.finetune import finetune
+from remask.tune.seed import rate_of_all
+from remask.tune.settings import TUNED, FinetuneRun
 
 if TYPE_CHECKING:
     import torch
 
-    from remask.precision import Precision
+    from remask.answer.reader import Reader
+    from remask.precision import Format
+    from remask.tasks.rows import Rows
 
 _NOT_IN_NAME = ("init", "data", "seed", "seeds")  # paths are covered by contents; further seeds join the others
+_GRID_NAMES = {".".join(place): name for name, place in TUNED.items()}  # a dotted key -> what a grid calls it
 KEYS = ("metric", "metrics", "spread", "data", "notes", "model")
 
 
@@ -39,11 +45,18 @@ def file_hash(path: Path) -> str:
     return artifacts.sha256_of(path)
 
 
+def check_unchanged(paths: Sequence[Path], hashes: Sequence[str]) -> None:
+    """What is kept under a hash of files must have been measured on them: nobody wrote them meanwhile."""
+    for path, known in zip(paths, hashes, strict=True):
+        if not path.is_file() or artifacts.sha256_of(path) != known:
+            raise DataError(f"{path}: has changed while it was evaluated; nothing was kept of that, run it again")
+
+
 @functools.cache
 def model_hash(folder: Path) -> str:
-    """Of a model's weights, settings and vocabulary."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != artifacts.MANIFEST)
-    return fingerprint([[str(path.relative_to(folder)), file_hash(path)] for path in files])
+    from remask.model.store import model_fingerprint
+
+    return model_fingerprint(folder)
 
 
 # ------------------------------------------------------------------------------------------------- fine-tuning
@@ -59,50 +72,51 @@ class Tuner:
     progress: Progress
 
     def num_runs(self, task: str) -> int:
-        return int(self.options["seeds"]) * len(list(self._variants(task, 768)))
+        variants = 1
+        for values in self._grid(task, 768).values():
+            variants *= len(values)
+        return int(self.options["seeds"]) * variants
 
     def tuned(self, task: str, init: Path, width: int, folder: Path) -> tuple[dict[str, Any], Path]:
-        """(results of the best variant, its folder); what is there already is not trained again."""
-        found = [self._one(task, init, folder, variant) for variant in self._variants(task, width)]
-        name = found[0][0]["metric"]
-        best, where, _ = max(found, key=lambda one: one[0]["metrics"][name])
-        values = {key: best[key] for key in KEYS}
-        if len(found) > 1:
-            values["grid"] = [{**variant, name: tried["metrics"][name]} for tried, _, variant in found]
-        return values, where
-
-    def _variants(self, task: str, width: int) -> Iterator[dict[str, Any]]:
-        """The paper's learning rates and batches, the rates at this width; without a grid the recipe alone."""
-        grid = TASKS[task].get("grid") if self.grid else None
-        if not grid:
-            yield {}
-            return
-        for values in itertools.product(*grid.values()):
-            chosen = dict(zip(grid, values, strict=True))
-            rate = finetuning.rate_of_all(chosen["train.learning_rate"], width)
-            yield chosen | {"train.learning_rate": float(f"{rate:.4g}")}
-
-    def _one(self, task: str, init: Path, folder: Path, variant: Mapping[str, Any]) -> Any:
+        """(results of the best variant, the folder with its seeds); what is there already is not trained again."""
         recipe = [f"{key}={value}" for key, value in TASKS[task]["recipe"].items()]
-        options = {"task": task, "init": str(init.resolve()), "data": str(folder.resolve()), **self.options, **variant}
-        run = build_run(finetuning.FinetuneRun, None, recipe, options).run
+        options = {"task": task, "init": str(init.resolve()), "data": str(folder.resolve()), **self.options}
+        run = build_run(FinetuneRun, None, recipe, options | self._grid(task, width)).run
         named = {key: value for key, value in dump(run).items() if key not in _NOT_IN_NAME}
-        files = [[path.name, file_hash(path)] for path in problems.task_files(task, folder)]
+        paths = task_files(task, folder)
+        files = [[path.name, file_hash(path)] for path in paths]
         out = self.cache / f"{task.replace(':', '-')}-{fingerprint([named, model_hash(init), files])[:10]}"
         done = out / "results.json"
-        if done.is_file() and json.loads(done.read_bytes())["seeds"]["seeds"] == [
-            run.seed + i for i in range(run.seeds)
-        ]:
+        wanted = list(range(run.seed, run.seed + run.seeds))
+        if done.is_file() and json.loads(done.read_bytes())["seeds"]["seeds"] == wanted:
             self.progress.say(f"  {task}: trained already, {out}")
-            return json.loads(done.read_bytes()), out, variant
-        self.progress.say(f"{task}:")
-        return finetuning.main(run, out, progress=self.progress, allow_change=("init", "data")), out, variant
+            results = json.loads(done.read_bytes())
+        else:
+            self.progress.say(f"{task}:")
+            results = finetune(run, out, progress=self.progress, allow_change=("init", "data"))
+            try:
+                check_unchanged(paths, [known for _, known in files])
+            except DataError:
+                shutil.rmtree(out)  # it is called by what it was not trained on
+                raise
+        values = {key: results[key] for key in (*KEYS, *(["grid"] if "grid" in results else []))}
+        return values, out / results.get("variant", "")
+
+    def _grid(self, task: str, width: int) -> dict[str, list[float | int]]:
+        """The paper's learning rates and batches, the rates at this width; without a grid nothing varies."""
+        grid = TASKS[task].get("grid", {}) if self.grid else {}
+        values = {f"grid.{_GRID_NAMES[key]}": list(tried) for key, tried in grid.items()}
+        if "grid.lr" in values:
+            values["grid.lr"] = [float(f"{rate_of_all(rate, width):.4g}") for rate in values["grid.lr"]]
+        return values
 
 
-def seed_models(folder: Path) -> list[TaskModel]:
+def seed_models(folder: Path) -> list[Reader]:
     """The best weights of each seed of a fine-tuning."""
+    from remask.answer.reader import open_reader
+
     seeds = json.loads((folder / "results.json").read_bytes())["seeds"]["seeds"]
-    return [open_task_model(folder / f"seed-{seed}" / "best") for seed in seeds]
+    return [open_reader(folder / f"seed-{seed}" / "best") for seed in seeds]
 
 
 # ----------------------------------------------------------------------------------------------------- scoring
@@ -110,39 +124,32 @@ def seed_models(folder: Path) -> list[TaskModel]:
 
 @dataclass(frozen=True)
 class Scorer:
-    """Where models are asked."""
+    """Where models are asked, and in which number format."""
 
     device: torch.device
-    precision: Precision
+    precision: Format
     max_dev: int | None
 
-    def outputs(self, model: TaskModel, items: Sequence[Any], *, labelled: bool) -> tuple[list[Any], Any]:
+    def outputs(self, reader: Reader, items: Sequence[Any], *, labelled: bool) -> tuple[list[Any], Rows]:
         """(what the model says about each row, the rows)."""
-        from remask.tasks.rows import frame_for
-        from remask.tokenizer import load_tokenizer
+        from remask.answer.model import Model
 
-        loaded, settings = model.loaded, model.loaded.settings
-        if loaded.tokenizer_folder is None:
-            raise DataError(f"{loaded.folder}: has no tokenizer, so texts cannot be read for it")
-        tokenizer = load_tokenizer(loaded.tokenizer_folder)
-        frame = frame_for(tokenizer, model.rows, model_length=settings.max_length, num_segments=settings.num_segments)
-        rows = problems.encode(items, model.kind, model.labels, tokenizer, frame, model.rows, labelled=labelled)
-        with self.precision.autocast():
-            network = loaded.network.to(self.device)
-            return finetuning.predict_rows(network, model.kind, rows, tokenizer.pad_id), rows
+        rows = reader.encode(items, labelled=labelled)
+        return Model(reader, device=self.device, precision=self.precision).outputs(rows), rows
 
-    def score(self, task: str, folder: Path, models: Sequence[TaskModel]) -> dict[str, Any]:
+    def score(self, task: str, folder: Path, readers: Sequence[Reader]) -> dict[str, Any]:
         """Scores of models that have the task's head: median and spread, and the ensemble's where they are several."""
-        first = models[0]
-        problem = problems.open_problem(task, first.table, train=None, dev=None, folder=folder, max_dev=self.max_dev)
-        problems.check_same_labels(problem, first.labels)
-        return self.scores(problem, models)
+        stored = readers[0].task
+        problem = open_problem(TaskSource(task, stored.table, folder=folder), max_dev=self.max_dev)
+        check_same_labels(problem, stored.labels)
+        return self.scores(problem, readers)
 
-    def scores(self, problem: problems.Problem, models: Sequence[TaskModel]) -> dict[str, Any]:
+    def scores(self, problem: Problem, readers: Sequence[Reader]) -> dict[str, Any]:
         """The same for a problem that was read already."""
-        said = [self.outputs(model, problem.dev, labelled=True) for model in models]
-        rows = said[0][1]
-        results = [problems.score(o, rows, problem.dev, problem.kind, problem.labels) for o, _ in said]
+        kind, dev, labels = problem.kind, problem.dev, problem.labels
+        outputs = [self.outputs(reader, dev, labelled=True) for reader in readers]
+        rows = outputs[0][1]
+        results = [kind.score(of_model, rows, dev, labels) for of_model, _ in outputs]
         spread = {name: metrics.spread([r["metrics"][name] for r in results]) for name in results[0]["metrics"]}
         values: dict[str, Any] = {
             **(results[0] if len(results) == 1 else {}),
@@ -152,28 +159,28 @@ class Scorer:
             "data": dict(problem.facts),
             "notes": list(problem.notes),
             "texts_cut": rows.num_cut,
-            "model": str(models[0].loaded.folder),
+            "model": str(readers[0].loaded.folder),
         }
-        if len(models) > 1:
-            from remask.tasks.ensemble import mean_outputs
-
-            together = mean_outputs([o for o, _ in said], rows, problem.kind)
-            result = problems.score(together, rows, problem.dev, problem.kind, problem.labels)
-            values["ensemble"] = {"models": len(models), "metrics": result["metrics"]}
+        if len(readers) > 1:
+            together = kind.mean_outputs([of_model for of_model, _ in outputs], rows)
+            values["ensemble"] = {
+                "models": len(readers),
+                "metrics": kind.score(together, rows, dev, labels)["metrics"],
+            }
         return values
 
-    def answer(self, models: Sequence[TaskModel], items: Sequence[Any]) -> list[dict[str, Any]]:
-        """What the models together say about unlabelled items."""
-        from remask.tasks.ensemble import mean_outputs
-
-        said = [self.outputs(model, items, labelled=False) for model in models]
-        rows, first = said[0][1], models[0]
-        together = mean_outputs([o for o, _ in said], rows, first.kind)
-        return problems.answer(together, rows, items, first.kind, first.labels)
+    def answer(self, readers: Sequence[Reader], items: Sequence[Any]) -> list[dict[str, Any]]:
+        """What the models together say about unlabelled items, as the columns of a file."""
+        outputs = [self.outputs(reader, items, labelled=False) for reader in readers]
+        rows, first = outputs[0][1], readers[0]
+        together = first.task.kind.mean_outputs([of_model for of_model, _ in outputs], rows)
+        return [
+            first.named(answer, item) for answer, item in zip(first.read(together, rows, items), items, strict=True)
+        ]
 
 
 def submit(
-    task: str, folder: Path, out: Path, models: Sequence[TaskModel], scorer: Scorer, progress: Progress
+    task: str, folder: Path, out: Path, readers: Sequence[Reader], scorer: Scorer, progress: Progress
 ) -> dict[str, int]:
     """Answers to the task's test files, by official name; a task without test files gives none."""
     from remask.tasks.submission import find_tests, write_answers
@@ -183,11 +190,6 @@ def submit(
     for name, test in find_tests(spec, folder).items():
         with artifacts.output_errors(out):
             out.mkdir(parents=True, exist_ok=True)
-        written[name] = write_answers(task, spec, test, out / name, lambda items: scorer.answer(models, items))
+        written[name] = write_answers(task, spec, test, out / name, lambda items: scorer.answer(readers, items))
         progress.say(f"  {out / name}: {written[name]:,} answers")
     return written
-
-
-def own_model(folder: Path) -> TaskModel | None:
-    """The model as one that was fine-tuned on a named task, if it was (a foreign one does not say on which)."""
-    return open_task_model(folder) if (folder / "task.json").is_file() else None

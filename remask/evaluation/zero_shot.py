@@ -25,10 +25,14 @@ from remask.progress import Progress
 if TYPE_CHECKING:
     import torch
 
+    from remask.answer.model import Model
+    from remask.answer.reader import Reader
+    from remask.model.network import Network
     from remask.model.store import Loaded
+    from remask.precision import Format
+    from remask.schema import Batch
     from remask.tasks.rows import Frame
     from remask.tokenizer import Tokenizer
-    from remask.precision import Precision
 
 MAX_WORD_DOCUMENTS = 64  # of each held-out source, for bits per byte of whole words
 PSEUDO_SENTENCES = 128  # each token of each is masked once: so many rows that a sample must do
@@ -40,48 +44,46 @@ ALL_HELD_OUT = 1 - 2**-52  # a share must be below 1
 class Judge:
     """A model that is asked, where it runs and in which number format."""
 
-    loaded: Loaded
+    reader: Reader
     device: torch.device
-    precision: Precision
+    precision: Format
 
-    @cached_property
+    @property
+    def loaded(self) -> Loaded:
+        return self.reader.loaded
+
+    @property
     def tokenizer(self) -> Tokenizer:
-        from remask.tokenizer import load_tokenizer
-
-        if self.loaded.tokenizer_folder is None:
-            raise DataError(f"{self.loaded.folder}: has no tokenizer, so texts cannot be read for it")
-        return load_tokenizer(self.loaded.tokenizer_folder)
+        return self.reader.tokenizer
 
     @cached_property
     def frame(self) -> Frame:
-        from remask.tasks.rows import frame_for
         from remask.tasks.settings import RowSettings
 
-        settings = self.loaded.settings
-        return frame_for(
-            self.tokenizer, RowSettings(), model_length=settings.max_length, num_segments=settings.num_segments
-        )
+        return self.reader.frame(RowSettings())
 
     @cached_property
-    def network(self) -> Any:
-        from remask.model.packed import for_answers
+    def model(self) -> Model:
+        from remask.answer.model import Model
 
-        return for_answers(self.loaded.network.to(self.device), self.precision.name)
+        return Model(self.reader, device=self.device, precision=self.precision)
 
     @contextmanager
-    def asked(self) -> Iterator[Any]:
+    def asked(self) -> Iterator[Network]:
         """The network on its device, without gradients."""
         import torch
 
-        with torch.inference_mode(), self.precision.autocast():
-            yield self.network
+        with torch.inference_mode(), self.model.runner.products():
+            yield self.model.network
 
-    def log_probs(self, batch: Any) -> np.ndarray:
+    def log_probs(self, batch: Batch) -> np.ndarray:
         """log p of every masked token."""
         import torch
 
         with self.asked() as network:
             tensors = batch.map(lambda array: torch.as_tensor(array).to(self.device))
+            assert tensors.masked_positions_M is not None
+            assert tensors.masked_labels_M is not None
             hidden_BSD = network.encode(tensors, wanted_M=tensors.masked_positions_M)
             logits_MV = network.masked_lm(hidden_BSD, tensors.masked_positions_M).float()
             right_M = logits_MV.gather(1, tensors.masked_labels_M[:, None])[:, 0]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remask.model.encoder import Attention
 from remask.model.factors import one_thread
 from remask.model.network import Network
 from remask.model.settings import ModelSettings
@@ -74,10 +75,12 @@ def start_head(network: Network, share: float, noise: float) -> None:
 
 
 @torch.no_grad()
-def start_bias(network: Network, log_frequencies_V: np.ndarray) -> None:
-    """What a model learns first, and slowly, is how frequent each token is."""
+def start_bias(network: Network, log_frequencies_V: np.ndarray, chosen: Sequence[int] | None = None) -> None:
+    """What a model learns first, and slowly, is how frequent each token is. `chosen`: only of these tokens."""
     assert network.heads.masked_lm is not None, "pretraining has the masked-LM head"
-    network.heads.masked_lm.bias.copy_(torch.from_numpy(log_frequencies_V))
+    bias_V = network.heads.masked_lm.bias
+    at = torch.arange(len(bias_V)) if chosen is None else torch.tensor(chosen, dtype=torch.int64)
+    bias_V[at] = torch.from_numpy(log_frequencies_V).to(bias_V.dtype)[at]
 
 
 @torch.no_grad()
@@ -87,6 +90,7 @@ def start_attention(network: Network, share: float, noise: float, reach: float, 
     settings = network.settings
     size = settings.hidden_size
     for attention in network.encoder.attentions:
+        assert isinstance(attention, Attention)
         value_DD, output_DD = attention.qkv.weight[2 * size :], attention.output.weight
         value_DD.mul_(noise).diagonal().add_(1.0)
         output_DD.mul_(noise).diagonal().add_(share)
@@ -96,6 +100,7 @@ def start_attention(network: Network, share: float, noise: float, reach: float, 
         for layer in range(settings.num_layers):
             if settings.window(layer) is None:
                 attention = network.encoder.attentions[settings.attention_index(layer)]
+                assert isinstance(attention, Attention)
                 _compare(attention.qkv.weight, directions_DP * gain, settings.head_size)
 
 

@@ -21,7 +21,7 @@ from remask.errors import DataError
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder, ForeignWeights, SafetensorsWeights, checked
 from remask.model.interop_config import ForeignConfig, read_config
 from remask.model.interop_weights import BASE, Pair, kinds, our_shapes, pairs, to_ours
-from remask.model.settings import HeadSettings, ModelSettings
+from remask.model.settings import HeadSettings, ModelSettings, Pooling
 
 SIDE_JSON = "remask.json"  # heads that have no class in transformers, and settings that its config cannot hold
 SIDE_WEIGHTS = "remask_heads.safetensors"
@@ -116,8 +116,16 @@ def _heads(foreign: ForeignConfig, kind: str, weights: ForeignWeights) -> HeadSe
         num_tags=num_labels() if kind == "ForTokenClassification" else None,
         span=kind == "ForQuestionAnswering",
         choice=kind == "ForMultipleChoice",
-        pooling="mean" if foreign.pooling == "mean" else "first",
+        pooling=pooling_read_as(foreign.family, kind, foreign.pooling),
     )
+
+
+def pooling_read_as(family: str, kind: str, written: Pooling) -> Pooling:
+    """How a folder of this class pools if nothing else says so; only ModernBERT's config has a word for it. Nothing has
+    trained the first token of a masked LM, and sentence-transformers opens it with the mean."""
+    if kind == "ForMaskedLM":
+        return "mean"
+    return written if family == "modernbert" else "first"
 
 
 def _with_pooling(folder: ForeignFolder, heads: HeadSettings) -> HeadSettings:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from remask.errors import DataError
-from remask.model.settings import MAX_LAYERS, MAX_SIZE, HeadSettings, ModelSettings
+from remask.model.settings import MAX_LAYERS, MAX_SIZE, HeadSettings, ModelSettings, Pooling
 
 # model_type in a foreign config -> the family that reads it; all of RoBERTa's relatives have its weights and names.
 FAMILY_OF = {
@@ -125,7 +125,7 @@ class ForeignConfig:
     settings: ModelSettings
     kind: str  # "Model", "ForMaskedLM", ...; "" where the file does not say
     labels: tuple[str, ...] | None
-    pooling: str
+    pooling: Pooling
     multilabel: bool
 
 
@@ -149,7 +149,7 @@ def read_config(config: Mapping[str, Any], place: str) -> ForeignConfig:
         settings = ModelSettings(**ours)
     except ValidationError as error:
         raise DataError(f"{place}: {'; '.join(problem['msg'] for problem in error.errors())}") from error
-    pooling = "mean" if values.get("classifier_pooling") == "mean" else "first"
+    pooling: Pooling = "mean" if values.get("classifier_pooling") == "mean" else "first"
     multilabel = config.get("problem_type") == "multi_label_classification"
     return ForeignConfig(family, settings, _class_kind(config), _labels(config, place), pooling, multilabel)
 

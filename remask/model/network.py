@@ -138,14 +138,27 @@ class Network(nn.Module):
         tokens_per_row = [] if noise is None else [columns] * rows
         return pooler(x_RD, self.encoder.attentions[-1].output, noise, tokens_per_row)
 
-    def train_top_layers(self, num_layers: int) -> None:
-        """Only the top layers, the last norm and the heads learn; a tied output matrix rests with the embeddings."""
+    def learning_parameters(self, top_layers: int | None) -> list[nn.Parameter]:
+        """What learns: all, or the top layers, the last norm and the heads. A tied output matrix rests with the
+        embeddings."""
         settings = self.settings
-        top = range(max(0, settings.num_layers - num_layers), settings.num_layers)
-        learning = {f"attentions.{settings.attention_index(i)}." for i in top}
-        learning |= {f"ffns.{settings.ffn_index(i)}." for i in top} | {"norm."}
-        for name, parameter in self.encoder.named_parameters():
-            parameter.requires_grad_(name.startswith(tuple(learning)))
+        if top_layers is None:
+            return list(self.parameters())
+        if top_layers > settings.num_layers:
+            raise ConfigError(
+                f"train.trainable_top_layers = {top_layers}: the network has {settings.num_layers} layers; "
+                f"0 to {settings.num_layers} of them can learn alone"
+            )
+        top = range(settings.num_layers - top_layers, settings.num_layers)
+        learning = {f"encoder.attentions.{settings.attention_index(i)}." for i in top}
+        learning |= {f"encoder.ffns.{settings.ffn_index(i)}." for i in top} | {"encoder.norm.", "heads."}
+        return [p for name, p in self.named_parameters() if name.startswith(tuple(learning))]
+
+    def train_top_layers(self, num_layers: int) -> None:
+        """Of the encoder only these learn."""
+        learning = set(self.learning_parameters(num_layers))
+        for parameter in self.encoder.parameters():
+            parameter.requires_grad_(parameter in learning)
 
     def layers_above(self, name: str) -> int:
         """How far below the heads a parameter stands: 0 heads and last norm, 1 the top layer, ..., then embeddings. A

@@ -37,8 +37,8 @@ class PackedLinear(nn.Module):
 
 
 def for_answers(network: Network, precision: str, *, packed: bool = True) -> Network:
-    """The network itself, changed for good: in bf16 and fp16 its matrices are made so once (autocast, which the products
-    then run under, would convert each of them in every pass), and, `packed`, laid out where this build of torch can."""
+    """The network itself, changed for good: in bf16 and fp16 its matrices are converted once (autocast would convert
+    each of them in every pass), and, `packed`, laid out anew where this build of torch can."""
     network.eval().requires_grad_(False)
     if precision != "fp32":
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]

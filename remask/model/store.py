@@ -23,8 +23,8 @@ from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from remask.artifacts import MANIFEST, Artifact, open_artifact, publish
-from remask.config import dump
+from remask.artifacts import MANIFEST, Artifact, open_artifact, publish, sha256_of
+from remask.config import dump, fingerprint
 from remask.errors import DataError, MissingInputError, RemaskError
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder, SafetensorsWeights, checked
 from remask.model.network import Network, empty_network
@@ -147,6 +147,14 @@ def open_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Load
         tokenizer.present(TOKENIZER_FILES)
     network.to(dtype=dtype)
     return Loaded(network, settings, heads, None if tokenizer is None else tokenizer.folder, labels, folder)
+
+
+def model_fingerprint(folder: Path) -> str:
+    """What tells a model from all others: the contents of its weights, settings and vocabulary."""
+    inside = [*folder.iterdir(), *(folder / TOKENIZER).glob("*")]
+    files = sorted(path for path in inside if path.suffix in (".safetensors", ".bin", ".json", ".txt"))
+    kept = [path for path in files if path.name != MANIFEST]
+    return fingerprint([[str(path.relative_to(folder)), sha256_of(path)] for path in kept])
 
 
 def find_model(path: Path) -> Path:

@@ -19,6 +19,10 @@ Word = Annotated[str, Field(min_length=1, max_length=200)]
 LongTexts = Annotated[
     Literal["error", "cut"], Field(description="a text beyond the model's length: refuse it or cut it")
 ]
+TaskLongTexts = Annotated[
+    Literal["model", "error", "cut", "windows"],
+    Field(description="beyond its rows: as the model was taught, refuse it, cut it, or read windows of it"),
+]
 
 
 def _whole(value: Any) -> Any:
@@ -87,7 +91,7 @@ class FillMask(Asked):
 
 class Classify(Asked):
     inputs: Texts
-    long_texts: LongTexts = "error"
+    long_texts: TaskLongTexts = "model"
 
 
 class _Pairs(Asked):
@@ -106,7 +110,7 @@ class _Pairs(Asked):
 
 class Pairs(_Pairs):
     inputs: TextPair | ListPair | Annotated[list[TextPair | ListPair], Field(min_length=1, max_length=MAX_INPUTS)]
-    long_texts: LongTexts = "error"
+    long_texts: TaskLongTexts = "model"
 
 
 class Tag(Asked):
@@ -121,7 +125,7 @@ class Answer(Asked):
 class Choose(Asked):
     one_input = '{"text": ..., "options": [...]}'
     inputs: TextOptions | Annotated[list[TextOptions], Field(min_length=1, max_length=MAX_INPUTS)]
-    long_texts: LongTexts = "error"
+    long_texts: Literal["model", "error", "cut"] = "model"
 
 
 class Embed(Asked):

@@ -7,7 +7,6 @@ layer of the network too; whoever started it ends it when the deadline has passe
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import traceback
@@ -23,7 +22,7 @@ import numpy as np
 import orjson
 
 from remask import signals
-from remask.allocator import keep_freed_memory
+from remask.allocator import keep_few_kernels, keep_freed_memory
 from remask.errors import DataError, RemaskError
 from remask.serve.settings import ServeSettings
 from remask.workers import die_with_parent
@@ -67,6 +66,7 @@ def run(link: Connection, deadline: Any, assignment: Assignment, choose_precisio
     """A process's life: load, say what there is, work until the other end closes."""
     signals.ignore()
     die_with_parent(assignment.parent)
+    keep_few_kernels()
     keep_freed_memory()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     life = Life(deadline, assignment.settings.stall_s)
@@ -156,32 +156,28 @@ class Models:
             length = min(128, model.settings.max_length) - 2
             text = " the" * length
             for _ in range(2):  # the first pass prepares kernels and memory
-                began, before = time.perf_counter(), model.num_tokens
+                began, before = time.perf_counter(), model.runner.num_tokens
                 model.embed([text] * 2, long_texts="cut")
-                rate = (model.num_tokens - before) / (time.perf_counter() - began)
+                rate = (model.runner.num_tokens - before) / (time.perf_counter() - began)
             rates.append(rate)
         return min(rates)
 
     def facts(self, name: str) -> dict[str, Any]:
         """What /v1/models says about a model, but for its steps."""
         model = self._kept[name]
-        heads, settings = model.heads, model.settings
+        settings, reader = model.settings, model.reader
+        task = reader.task if reader.tasks else None
+        takes = None  # a foreign model does not say
+        if reader.stored is not None:
+            takes = "pair" if reader.stored.table.text2 else "text"
         tasks = [method.replace("_", "-") for method in model.methods]
-        if "classify" in tasks:
+        if "classify" in tasks and takes != "text":
             tasks.insert(tasks.index("classify") + 1, "pairs")
-        kind, count = None, 0
-        if heads.num_classes is not None:
-            kind = "multilabel" if heads.multilabel else "regress" if heads.num_classes == 1 else "classify"
-            count = 0 if kind == "regress" else heads.num_classes
-        elif heads.num_tags is not None:
-            kind, count = "tags", heads.num_tags
-        elif heads.span or heads.choice:
-            kind = "spans" if heads.span else "choice"
         return {
             "tasks": tasks,
-            "labels": list(model.labels or (f"LABEL_{i}" for i in range(count))) if count else None,
-            "kind": kind,
-            "takes": _takes(model.folder),
+            "labels": list(task.labels) or None if task else None,
+            "kind": task.kind.name if task else None,
+            "takes": takes,
             "mask_token": model.tokenizer.special_names["mask"],
             "max_length": settings.max_length,
             "num_layers": settings.num_layers,
@@ -244,16 +240,7 @@ class Models:
 
 
 def _counts(model: Any) -> tuple[int, int, int]:
-    return model.num_tokens, model.num_padded, model.num_batches
-
-
-def _takes(folder: Path) -> str | None:
-    """What a fine-tuned model reads: its task.json names a second column or not."""
-    try:
-        table = json.loads((folder / "task.json").read_bytes())["table"]
-        return "pair" if table["text2"] else "text"
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+    return model.runner.num_tokens, model.runner.num_padded, model.runner.num_batches
 
 
 def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> list[Any]:

@@ -28,19 +28,27 @@ def training_report(run: RunFolder, unigram_nats: float | None = None) -> str:
     return page.html()
 
 
-def comparison_report(runs: Sequence[RunFolder]) -> str:
-    """Curves of several runs in one chart, and only what differs between their configs."""
+def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | None] | None = None) -> str:
+    """Curves of several runs in one chart, what to mind when they are compared, and only what differs between their
+    configs. `word_bits`: bits per byte of whole words, where somebody measured them."""
     names = short_names(runs)
+    word_bits = word_bits or [None] * len(runs)
     page = Page("Runs side by side", ", ".join(names))
-    for key, title in (("eval/loss", "held-out loss"), ("train/loss", "training loss")):
-        series = [Series(name, run.curve(key)) for name, run in zip(names, runs, strict=True)]
-        if any(s.points for s in series):
+    for caution in cautions(runs, names):
+        page.text(caution)
+    curves = {"held-out loss": [run.curve("eval/loss") for run in runs]}
+    curves["training loss"] = [run.curve(run.masked_loss_key) for run in runs]
+    for title, points in curves.items():
+        if any(points):
             page.heading(title)
-            page.figure(line_chart(series, x_name="step", y_name=title), f"{title} against the step")
+            series = [Series(name, one) for name, one in zip(names, points, strict=True)]
+            caption = f"{title}, nats per masked token, against the step"
+            page.figure(line_chart(series, x_name="step", y_name=title), caption)
     page.heading("Last values")
-    keys = [k for k in LAST_VALUES if any(run.last(k) is not None for run in runs)]
-    rows = [[name, *(_value(run.last(k)) for k in keys)] for name, run in zip(names, runs, strict=True)]
-    page.table(["run", *(LAST_VALUES[k] for k in keys)], rows)
+    values = [compared_values(run) | {"word_bits_per_byte": bits} for run, bits in zip(runs, word_bits, strict=True)]
+    keys = shown_keys(values)
+    rows = [[name, *(_value(value[key]) for key in keys)] for name, value in zip(names, values, strict=True)]
+    page.table(["run", *(COMPARED_VALUES[key] for key in keys)], rows)
     page.heading("What differs")
     changed = dict.fromkeys(key for run in runs[1:] for key, _, _ in differences(runs[0].config, run.config))
     if changed:
@@ -109,13 +117,68 @@ LAST_VALUES = {
 }
 
 
+# What `compare` shows of each run, in this order.
+COMPARED_VALUES = {
+    "steps": "steps",
+    "train/tokens": "tokens seen",
+    "eval/loss": "held-out loss",
+    "eval/perplexity": "perplexity",
+    "eval/accuracy": "accuracy",
+    "eval/bits_per_byte": "bits per byte",
+    "word_bits_per_byte": "word bits/byte",
+    "eval/sentence_accuracy": "sentence acc.",
+    "train/loss_mlm": "training loss",
+    "train/loss": "with sentences",
+    "perf/tokens_per_second": "tokens/s",
+}
+
+
+def compared_values(run: RunFolder) -> dict[str, float | None]:
+    """The last values. `train/loss_mlm` is the training loss of masked tokens in every run, `train/loss` all of it."""
+    values = {key: run.last(key) for key in COMPARED_VALUES}
+    values["steps"] = float(run.num_steps)
+    values["train/loss_mlm"] = run.last(run.masked_loss_key)
+    return values
+
+
+def shown_keys(values: Sequence[Mapping[str, float | None]]) -> list[str]:
+    """What there is to show; the whole training loss only where it is more than that of masked tokens."""
+    keys = [key for key in COMPARED_VALUES if any(value[key] is not None for value in values)]
+    added = any(value["train/loss"] != value["train/loss_mlm"] for value in values)
+    return [key for key in keys if key != "train/loss" or added]
+
+
+def cautions(runs: Sequence[RunFolder], names: Sequence[str]) -> list[str]:
+    """Why numbers of these runs do not say which is better, where that is so."""
+    lines = []
+    if len({run.vocabulary for run in runs} - {None}) > 1:
+        lines.append(
+            "The vocabularies differ: losses, perplexities, accuracies and bits per byte of tokens are of other tokens "
+            "and do not compare; bits per byte of whole words do, where they are given."
+        )
+    if len({run.heldout_text for run in runs} - {None}) > 1:
+        lines.append("The runs were measured on different held-out text.")
+    sizes = [run.evaluation for run in runs]
+    if any(size != sizes[0] for size in sizes):
+        shown = [
+            f"{name} {size.get('num_rows')} rows of {size.get('length')}, {size.get('rate')} predicted"
+            for name, size in zip(names, sizes, strict=True)
+        ]
+        lines.append(f"The evaluations differ in size: {'; '.join(shown)}.")
+    return lines
+
+
 def _training_tiles(run: RunFolder) -> list[Tile]:
-    tiles = [Tile(_value(run.last(key)), name) for key, name in LAST_VALUES.items() if run.last(key) is not None]
+    titles = dict(LAST_VALUES)
+    if run.masked_loss_key != "train/loss":
+        titles |= {"train/loss": "training loss, sentence loss added", "train/loss_mlm": "training loss, masked tokens"}
+    tiles = [Tile(_value(run.last(key)), name) for key, name in titles.items() if run.last(key) is not None]
     return [Tile(f"{run.rows[-1]['step']:,}" if run.rows else "0", "steps"), *tiles]
 
 
 def _loss_curve(page: Page, run: RunFolder, unigram_nats: float | None) -> None:
-    loss = [Series("held-out", run.curve("eval/loss")), Series("training", run.curve("train/loss"), faint=True)]
+    training = Series("training", run.curve(run.masked_loss_key), faint=True)
+    loss = [Series("held-out", run.curve("eval/loss")), training]
     rules = [Rule("word frequencies alone", unigram_nats)] if unigram_nats else []
     caption = "Loss in nats per masked token. Held-out: documents that were never trained on, with fixed masks."
     page.figure(line_chart(loss, x_name="step", y_name="loss", rules=rules), caption)

@@ -1,14 +1,19 @@
-"""Reading finished or running run folders: metrics, config, machine. Damaged last lines of a log are passed over."""
+"""Reading finished or running run folders: metrics, config, machine, and what runs must share to be compared.
+
+Damaged last lines of a log are passed over. What cannot be found out (a prepared folder that is gone, say) is None.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from remask.artifacts import MANIFEST, sha256_of
 from remask.errors import DataError, MissingInputError
 
 
@@ -27,6 +32,46 @@ class RunFolder:
     def last(self, key: str) -> float | None:
         values = self.curve(key)
         return values[-1][1] if values else None
+
+    @property
+    def masked_loss_key(self) -> str:
+        """The training loss of masked tokens alone: the whole one, unless another loss is added to it."""
+        return "train/loss_mlm" if self.curve("train/loss_mlm") else "train/loss"
+
+    @property
+    def num_steps(self) -> int:
+        return max((int(row["step"]) for row in self.rows if "step" in row), default=0)
+
+    @property
+    def prepared(self) -> Path | None:
+        """The data it was trained on, where it still is."""
+        path = self.config.get("prepared")
+        return Path(path) if path and (Path(path) / MANIFEST).is_file() else None
+
+    @cached_property
+    def vocabulary(self) -> str | None:
+        """A mark of its vocabulary, the same for the same one."""
+        places = sorted((self.folder / "checkpoints").glob("step-*"), reverse=True)
+        for place in [*places, *([self.prepared] if self.prepared else [])]:
+            if (file := place / "tokenizer" / "tokenizer.json").is_file():
+                return sha256_of(file)
+        return None
+
+    @cached_property
+    def heldout_text(self) -> str | None:
+        """A mark of the documents, training and held out, before they became tokens."""
+        if self.prepared is None:
+            return None
+        return json.loads((self.prepared / MANIFEST).read_bytes()).get("inputs", {}).get("documents")
+
+    @property
+    def evaluation(self) -> dict[str, Any]:
+        """How large its held-out measure is: rows, their length, the share that is predicted."""
+        data = self.config.get("data") or {}
+        settings = dict(data.get("evaluation") or {})
+        if data.get("length"):
+            settings["length"] = min(settings.get("length") or data["length"], data["length"])
+        return {key: settings[key] for key in ("num_rows", "length", "rate") if key in settings}
 
 
 def read_run(folder: Path) -> RunFolder:

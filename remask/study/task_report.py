@@ -12,6 +12,7 @@ from typing import Any
 
 from remask.study.charts import Series, line_chart
 from remask.study.page import Page, Tile
+from remask.tasks.metrics import certainty
 
 MAX_CONFUSION = 20  # classes; a larger matrix is not read by anybody
 MAX_TEXT = 240
@@ -27,8 +28,7 @@ def finetune_report(values: Mapping[str, Any], model: str) -> str:
     for note in values["notes"]:
         page.text(f"Note: {note}.")
     page.heading("Scores")
-    rows = [[name, s["median"], s["low"], s["high"]] for name, s in values["spread"].items()]
-    page.table(["metric", "median", "lowest", "highest"], rows)
+    _scores(page, values)
     curves = [
         Series(f"seed {run['seed']}", [(entry["step"], entry[values["metric"]]) for entry in run["history"]])
         for run in values["runs"]
@@ -44,15 +44,34 @@ def file_report(values: Mapping[str, Any]) -> str:
     """The page about a finished model on a labelled file: `remask evaluate MODEL --test FILE`."""
     page = Page(f"Scores: {values['task']}", f"{values['model']} on {values['file']}")
     tiles = [Tile(f"{values['metrics'][values['metric']]:.3f}", values["metric"])]
-    if "majority_accuracy" in values["data"]:
-        tiles.append(Tile(f"{values['data']['majority_accuracy']:.3f}", "accuracy of always the most frequent class"))
+    tiles += _baseline_tile(values)
     page.tiles([*tiles, Tile(f"{values['data']['test']:,}", "examples scored")])
     for note in values["notes"]:
         page.text(f"Note: {note}.")
     page.heading("Scores")
-    page.table(["metric", "value"], [[name, value] for name, value in values["metrics"].items()])
+    _scores(page, values)
     _behind_scores(page, "By class", values, values["labels"])
     return page.html()
+
+
+def _baseline_tile(values: Mapping[str, Any]) -> list[Tile]:
+    name, baseline = values["metric"], values["data"]["baseline"]
+    return [Tile(f"{baseline[name]:.3f}", f"{name} of always giving the same answer")] if name in baseline else []
+
+
+def _scores(page: Page, values: Mapping[str, Any]) -> None:
+    """Every metric with how sure it is and what needs no model; then what the seeds say together."""
+    baseline, count = values["data"]["baseline"], values["data"].get("dev", values["data"].get("test", 0))
+    rows = [
+        [name, spread["median"], certainty(name, spread, count), baseline.get(name, "")]
+        for name, spread in values["spread"].items()
+    ]
+    if "ensemble" in values:
+        together = values["ensemble"]
+        rows.append(
+            [f"{values['metric']}, ensemble of {together['models']}", together["metrics"][values["metric"]], "", ""]
+        )
+    page.table(["metric", "score", "lowest to highest, or 95 % interval", "always the same answer"], rows)
 
 
 def _behind_scores(page: Page, heading: str, result: Mapping[str, Any], labels: list[str]) -> None:
@@ -103,8 +122,7 @@ def _tiles(values: Mapping[str, Any]) -> list[Tile]:
     tiles = [Tile(f"{spread['median']:.3f}", meaning)]
     if count > 1:
         tiles.append(Tile(f"{spread['low']:.3f} to {spread['high']:.3f}", "lowest and highest seed"))
-    if "majority_accuracy" in values["data"]:
-        tiles.append(Tile(f"{values['data']['majority_accuracy']:.3f}", "accuracy of always the most frequent class"))
+    tiles += _baseline_tile(values)
     tiles.append(Tile(f"{values['data']['train']:,} / {values['data']['dev']:,}", "examples to train on / to score"))
     return tiles
 

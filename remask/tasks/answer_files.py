@@ -11,6 +11,7 @@ import contextlib
 import csv
 import gzip
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -19,11 +20,12 @@ from typing import IO, Any
 import orjson
 
 from remask.errors import DataError, UsageError
-from remask.tasks.tables import table_format
+from remask.tables import table_kind
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst")
 _GROUP = 8192  # rows of a Parquet row group
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
 Row = Mapping[str, Any]
 Rows = Callable[[], Iterable[Row]]  # may be read more than once
@@ -38,11 +40,13 @@ def check_name(out: Path) -> None:
 
 
 def write_rows(
-    target: Path, named: Path, rows: Rows, columns: Sequence[str], *, scores: str | None, source: Path
-) -> None:
+    target: Path, named: Path, rows: Rows, columns: Sequence[str], *, scores: str | None, source: Path,
+    escape_formulas: bool = False,
+) -> None:  # fmt: skip
     """Write all rows to `target` in the format that the name of `named` says. `scores`: the column with an object of
-    scores by class. `source`: where the rows came from; the types of a Parquet file are kept in another."""
-    kind = table_format(named)
+    scores by class. `source`: where the rows came from; the types of a Parquet file are kept in another.
+    `escape_formulas`: what a spreadsheet would compute is made text, in CSV and TSV."""
+    kind = table_kind(named)
     if kind == "parquet":
         _write_parquet(target, rows, columns, source)
         return
@@ -51,7 +55,7 @@ def write_rows(
             for row in rows():
                 file.write(_json(row) + b"\n")
             return
-        for line in _delimited(rows, columns, scores, kind):
+        for line in _delimited(rows, columns, scores, kind, _escaped if escape_formulas else str):
             file.write(line.encode())
 
 
@@ -70,7 +74,9 @@ def _opened(target: Path, suffix: str) -> Iterator[IO[bytes]]:
             yield file
 
 
-def _delimited(rows: Rows, columns: Sequence[str], scores: str | None, kind: str) -> Iterator[str]:
+def _delimited(
+    rows: Rows, columns: Sequence[str], scores: str | None, kind: str, guard: Callable[[str], str]
+) -> Iterator[str]:
     """Lines of a CSV or TSV file. TSV here has no quotes, so a cell's tabs and line ends become spaces."""
     names = list(columns)
     if scores is not None:
@@ -85,7 +91,8 @@ def _delimited(rows: Rows, columns: Sequence[str], scores: str | None, kind: str
 
     writer = csv.writer(Sink(), lineterminator="\n")
 
-    def joined(cells: list[str]) -> str:
+    def joined(values: list[Any]) -> str:
+        cells = [guard(cell) for cell in map(shown_cell, values)]
         if kind == "tsv":
             return "\t".join(" ".join(c.replace("\t", " ").splitlines()) for c in cells) + "\n"
         line.clear()
@@ -97,10 +104,19 @@ def _delimited(rows: Rows, columns: Sequence[str], scores: str | None, kind: str
         flat = dict(row)
         if scores is not None:
             flat |= {f"{scores} {label}": value for label, value in flat.pop(scores).items()}
-        yield joined([_cell(flat.get(name)) for name in names])
+        yield joined([flat.get(name) for name in names])
 
 
-def _cell(value: Any) -> str:
+def _escaped(cell: str) -> str:
+    """A cell that a spreadsheet shows as it is: one that begins like a formula, and is no number, gets a quote before
+    it, which the spreadsheet does not show."""
+    if not cell.startswith(("=", "+", "-", "@", "\t", "\r", "＝", "＋", "－", "＠")) or _NUMBER.fullmatch(cell):
+        return cell
+    return f"'{cell}"
+
+
+def shown_cell(value: Any) -> str:
+    """A value as a cell of CSV and TSV has it."""
     if value is None:
         return ""
     if isinstance(value, str):

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from remask.data.order import key_of, permute
-from remask.schema import IGNORE, Batch
+from remask.schema import IGNORE, Batch, BatchSource
 from remask.tasks.rows import Rows
 from remask.tasks.settings import TaskBatchSettings
 
 Array = np.ndarray
 
 
-class TaskBatches:
+class TaskBatches(BatchSource):
     """Training batches of one task."""
 
     def __init__(

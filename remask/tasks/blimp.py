@@ -18,8 +18,8 @@ import numpy as np
 from remask import signals
 from remask.errors import DataError, MissingInputError
 from remask.schema import Batch
+from remask.tables import read_cells
 from remask.tasks.rows import Frame
-from remask.tasks.tables import read_cells
 
 Array = np.ndarray
 ROW_TOKENS = 16384  # in one forward pass

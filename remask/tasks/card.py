@@ -72,8 +72,9 @@ def _limits(values: Mapping[str, Any]) -> list[str]:
         limits.append(
             f"{cut:,} of the texts were longer than a row and were cut: what stands at their end was not read."
         )
-    if "majority_accuracy" in values["data"]:
-        limits.append(f"Always saying the most frequent class has accuracy {values['data']['majority_accuracy']:.4f}.")
+    if values["metric"] in values["data"]["baseline"]:
+        least = values["data"]["baseline"][values["metric"]]
+        limits.append(f"Always giving the same answer has {values['metric']} {least:.4f}.")
     best = next((r for r in values.get("runs", ()) if r["seed"] == values["seeds"]["best"]), {})
     classes = best.get("table", {}).get("classes", {})
     if len(classes) > 1:

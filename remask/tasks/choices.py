@@ -15,6 +15,7 @@ import numpy as np
 
 from remask.errors import ConfigError, DataError
 from remask.schema import Batch
+from remask.tables import Cells, is_saved_dataset
 from remask.tasks import ranking
 from remask.tasks.glue import cut_by_group, read_glue_file
 from remask.tasks.kind import (
@@ -37,7 +38,7 @@ from remask.tasks.records import Choice
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
-from remask.tasks.tables import BadRow, Cells, OnBad, text_of
+from remask.tasks.tables import BadRow, text_of
 from remask.tasks.texts import Classify
 from remask.tokenizer import Tokenizer
 
@@ -61,7 +62,7 @@ class Choices(TaskKind[ChoiceQuestion]):
         if source.task in TASKS and source.task != "race":
             return self._open_rankings(source)
         if source.train is not None and source.dev is None and source.folder is None:
-            questions = read_choices([source.train])
+            questions = read_choices([source.train], source.table)
             train, dev = cut_by_group(questions, lambda q: q.article or q.question, source.train)
             return Problem(source.task, self, (), self.metric, train, dev, (cut_note(source.train, "by passage"),))
         if source.train is not None and source.dev is not None:
@@ -70,7 +71,8 @@ class Choices(TaskKind[ChoiceQuestion]):
             train_paths, dev_paths = race_paths(source.folder)
         else:
             raise ConfigError(f"task {source.task} needs its files: --data FOLDER, or --train FILE (and --dev FILE)")
-        return Problem(source.task, self, (), self.metric, read_choices(train_paths), read_choices(dev_paths))
+        train, dev = (read_choices(paths, source.table) for paths in (train_paths, dev_paths))
+        return Problem(source.task, self, (), self.metric, train, dev)
 
     def _open_rankings(self, source: TaskSource) -> Problem[ChoiceQuestion]:
         """QNLI's candidates and WSC's phrases, two by two."""
@@ -103,7 +105,7 @@ class Choices(TaskKind[ChoiceQuestion]):
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
     ) -> Labelled[ChoiceQuestion]:
         if task not in TASKS or task == "race":
-            return Labelled(read_choices([path]))
+            return Labelled(read_choices([path], table))
         if task == "wsc":
             questions, unscored = ranking.read_wsc(path, training=False)
         else:
@@ -114,7 +116,11 @@ class Choices(TaskKind[ChoiceQuestion]):
             raise DataError(f"{path}: no question has two candidates to compare")
         return Labelled(questions, [f"{unscored:,} have no other candidate: not scored"] if unscored else [])
 
-    def _own_rows(self, path: Path, table: TableSettings, on_bad: OnBad) -> Iterator[Cells]:
+    def has_own_layout(self, path: Path) -> bool:
+        """RACE's folders."""
+        return path.is_dir() and not is_saved_dataset(str(path))
+
+    def _own_rows(self, path: Path, table: TableSettings) -> Iterator[Cells]:
         for number, asked in enumerate(read_choices([path]), 1):
             values = {"article": asked.article, "question": asked.question, "options": list(asked.options)}
             yield Cells(values, asked.place, number)

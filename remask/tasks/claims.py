@@ -18,9 +18,9 @@ import numpy as np
 
 from remask.errors import DataError
 from remask.schema import Batch
+from remask.tables import Cells, read_cells
 from remask.tasks.blimp import score_texts
 from remask.tasks.rows import Frame
-from remask.tasks.tables import Cells, read_cells
 
 BLANK = "_"
 

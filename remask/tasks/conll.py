@@ -1,8 +1,8 @@
 """CoNLL column files and tables with lists of words -> sentences with tags.
 
 In: a file with one word a line (blank lines between sentences, the tag in the last column; `-DOCSTART-` lines are
-skipped), or JSONL/Parquet with lists of words and tags. Out: sentences in IOB2. Not here: what an entity is
-(entities), rows and answers (tags).
+skipped), or a table (JSON, Parquet, Arrow) with lists of words and tags. Out: sentences in IOB2. Not here: what an
+entity is (entities), rows and answers (tags).
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from remask.errors import ConfigError, DataError, MissingInputError
+from remask.errors import DataError, MissingInputError
+from remask.streams import split_name
+from remask.tables import TABLE_KINDS, read_cells, read_lines, require_columns
 from remask.tasks.entities import bioes_fault, is_bioes, split_tag, to_iob2
 from remask.tasks.settings import TableSettings
-from remask.tasks.tables import UNSEEN, read_cells, read_lines
+from remask.tasks.tables import UNSEEN
 
-_TABLES = (".jsonl", ".ndjson", ".parquet")
+_WITH_LISTS = ("jsonl", "json", "parquet", "arrow")  # layouts in which a cell can hold a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,10 @@ class Sentence:
 
 def read_sentences(path: Path, settings: TableSettings, *, labelled: bool = True) -> list[Sentence]:
     """All sentences of a file, with tags in IOB2."""
-    if not path.is_file():
+    if not path.exists():
         raise MissingInputError(f"{path}: no such file")
-    table = any(suffix in _TABLES for suffix in path.suffixes)
-    found = list(_from_table(path, settings, labelled) if table else _from_columns(path, labelled))
+    table = path.is_dir() or TABLE_KINDS.get(split_name(path.name)[0]) in _WITH_LISTS
+    found = list(_from_table(path, settings, labelled) if table else _from_columns(path, settings, labelled))
     if not found:
         raise DataError(f"{path}: no sentences")
     if not labelled:
@@ -48,11 +50,11 @@ def read_sentences(path: Path, settings: TableSettings, *, labelled: bool = True
     return [replace(s, tags=tuple(to_iob2(s.tags or (), bioes=bioes))) for s in found]
 
 
-def _from_columns(path: Path, labelled: bool) -> Iterator[Sentence]:
+def _from_columns(path: Path, settings: TableSettings, labelled: bool) -> Iterator[Sentence]:
     words: list[str] = []
     tags: list[str] = []
     start = width = 0
-    for number, line in read_lines(path):
+    for number, line in read_lines(path, encoding=settings.encoding):
         cells = line.split()
         if not cells or cells[0] == "-DOCSTART-":
             if words:
@@ -74,11 +76,9 @@ def _from_columns(path: Path, labelled: bool) -> Iterator[Sentence]:
 
 
 def _from_table(path: Path, settings: TableSettings, labelled: bool) -> Iterator[Sentence]:
-    for cells in read_cells(path):
+    for cells in read_cells(path, settings):
         for column in (settings.text, *([settings.label] if labelled else [])):
-            if column not in cells.values:
-                known = ", ".join(str(name) for name in cells.values)
-                raise ConfigError(f"{cells.place}: no column {column!r}; there are {known}")
+            require_columns(cells, [column])
             value = cells.values[column]
             if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
                 raise DataError(f"{cells.place}: {column!r} must be a list of words, not {str(value)[:60]!r}")

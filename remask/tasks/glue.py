@@ -11,20 +11,21 @@ import hashlib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from remask.errors import DataError, MissingInputError
-from remask.tasks.settings import Kind, TableSettings
-from remask.tasks.tables import Cells, Example, Table, check_labels, examples_of, read_cells, read_lines, table_format
+from remask.tables import RAGGED_ENDING, Cells, TableForm, read_cells, table_kind
+from remask.tasks.settings import TableSettings
+from remask.tasks.tables import Example, Table, check_labels, examples_of
 
 
 @dataclass(frozen=True)
 class TaskData:
     """What a task is trained and scored on. `note`: what a reader of the scores must know about the split."""
 
-    kind: Kind
+    kind: str
     labels: tuple[str, ...]
     train: Table
     dev: Table
@@ -74,26 +75,17 @@ def read_glue_file(name: str, spec: Mapping[str, Any], path: Path) -> Table:
 def _cells(spec: Mapping[str, Any], path: Path) -> tuple[Iterator[Cells], Counter[str]]:
     """Rows by column name (by number where the file has no header) and the count of ragged lines left out."""
     ragged: Counter[str] = Counter()
-    if path.suffix != ".txt" and table_format(path) != "tsv":
+    if path.suffix != ".txt" and table_kind(path) != "tsv":
         return read_cells(path), ragged
+    numbered = isinstance(spec["columns"][0]["text"], int)
+    form = TableForm(delimiter="\t", header=not numbered, quoted=False)
 
-    def rows() -> Iterator[Cells]:
-        names = None
-        numbered = isinstance(spec["columns"][0]["text"], int)
-        for number, line in read_lines(path):
-            cells = line.split("\t")
-            if names is None:
-                names = [str(i) for i in range(len(cells))] if numbered else [cell.strip() for cell in cells]
-                if not numbered:
-                    continue
-            if len(cells) != len(names):
-                if not spec.get("drop_ragged"):
-                    raise DataError(f"{path}:{number}: {len(cells)} cells, but the file has {len(names)} columns")
-                ragged["ragged line"] += 1
-                continue
-            yield Cells(dict(zip(names, cells, strict=True)), f"{path}:{number}")
+    def on_bad(number: int, reason: str) -> None:
+        if not reason.endswith(RAGGED_ENDING):
+            raise DataError(f"{path}:{number}: {reason}")
+        ragged["ragged line"] += 1
 
-    return rows(), ragged
+    return read_cells(path, form, kind="tsv", on_bad=on_bad if spec.get("drop_ragged") else None), ragged
 
 
 def cut_by_hash(table: Table, share: float = 0.2) -> tuple[Table, Table]:
@@ -106,7 +98,7 @@ def cut_by_hash(table: Table, share: float = 0.2) -> tuple[Table, Table]:
     parts = [[e for e in table.examples if held_out(e) == side] for side in (False, True)]
     if not all(parts):
         raise DataError(f"{table.path}: {len(table.examples)} rows are too few to cut in two; give a dev file")
-    return Table(table.path, parts[0], table.dropped), Table(table.path, parts[1], {})
+    return replace(table, examples=parts[0]), replace(table, examples=parts[1], dropped={})
 
 
 def cut_by_group(items: Sequence[Any], group: Callable[[Any], str], path: Path) -> tuple[list[Any], list[Any]]:

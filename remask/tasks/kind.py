@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from remask.errors import ConfigError, DataError
+from remask.errors import ConfigError, DataError, MissingInputError
 from remask.schema import Batch
+from remask.tables import Cells, OnBad, OnNote, read_cells
 from remask.tasks.glue import find_file
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
-from remask.tasks.tables import Cells, OnBad, read_cells
 from remask.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ SET_ASIDE = "that only the rows set aside have, for there is no dev file: give o
 NUM_WORST = 20  # mistakes that are kept
 MAX_TEXT = 500  # characters of each
 SMALLEST = 1e-12  # below this a probability is as good as none
-TABLE_ENDINGS = (".csv", ".tsv", ".tab", ".jsonl", ".ndjson", ".parquet")
 
 ItemT = TypeVar("ItemT", bound="Item")
 
@@ -52,12 +51,18 @@ class Item(Protocol):
 class Heads(Protocol):
     """What a network has on top: model.settings.HeadSettings, which is out of reach from here."""
 
-    num_classes: int | None
-    multilabel: bool
-    num_tags: int | None
-    span: bool
-    answerable: bool
-    choice: bool
+    @property
+    def num_classes(self) -> int | None: ...
+    @property
+    def multilabel(self) -> bool: ...
+    @property
+    def num_tags(self) -> int | None: ...
+    @property
+    def span(self) -> bool: ...
+    @property
+    def answerable(self) -> bool: ...
+    @property
+    def choice(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -133,15 +138,23 @@ class TaskKind(ABC, Generic[ItemT]):
     def read_labelled(self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings) -> Labelled:
         """A labelled file for a model with these labels, none of which is trained on."""
 
-    def file_rows(self, path: Path, table: TableSettings, on_bad: OnBad) -> Iterator[Cells]:
+    def file_rows(
+        self, path: Path, table: TableSettings, on_bad: OnBad, on_note: OnNote | None = None
+    ) -> Iterator[Cells]:
         """The rows of a file to answer, in its order; files in a layout of the kind's own give its columns."""
-        if any(suffix.lower() in TABLE_ENDINGS for suffix in path.suffixes):
-            yield from read_cells(path, quoted=table.quoted, on_bad=on_bad)
+        if not path.exists():
+            raise MissingInputError(f"{path}: no such file")
+        if self.has_own_layout(path):
+            yield from self._own_rows(path, table)
         else:
-            yield from self._own_rows(path, table, on_bad)
+            yield from read_cells(path, table, on_bad=on_bad, on_note=on_note)
 
-    def _own_rows(self, path: Path, table: TableSettings, on_bad: OnBad) -> Iterator[Cells]:
-        yield from read_cells(path, quoted=table.quoted, on_bad=on_bad)
+    def has_own_layout(self, path: Path) -> bool:
+        """Whether a file is not a table but in a layout that only this kind knows."""
+        return False
+
+    def _own_rows(self, path: Path, table: TableSettings) -> Iterator[Cells]:
+        raise AssertionError(f"{self.name} has no layout of its own")
 
     @abstractmethod
     def columns(self, table: TableSettings, text: str | None, text2: str | None) -> tuple[str, ...]:
@@ -245,12 +258,9 @@ class TaskKind(ABC, Generic[ItemT]):
     def mean_outputs(self, models: Sequence[Sequence[Array]], rows: Rows) -> list[Array]:
         """Several models' outputs about the same rows as one model's: the mean of what they hold to be likely."""
 
-    def baseline(
-        self, train: Sequence[ItemT], dev: Sequence[ItemT], labels: tuple[str, ...]
-    ) -> dict[str, float]:
-        """Metrics of what needs no text: always the most frequent answer of the training items (where there is such)."""
+    def baseline(self, train: Sequence[ItemT], dev: Sequence[ItemT], labels: tuple[str, ...]) -> dict[str, float]:
+        """Metrics of always giving the most frequent answer of the training items, where there is one."""
         return {}
-
 
     def worst(self, rows: Sequence[tuple[int, str, str, float]], items: Sequence[ItemT], by: str) -> dict[str, Any]:
         """The mistakes that tell most, for results.json and the report, from (item, what is true, what was said, how

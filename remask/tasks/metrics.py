@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from remask.visible import visible
+
 Array = np.ndarray
 
 
@@ -142,6 +144,30 @@ def calibration(right_N: Array, confidence_N: Array, num_bins: int = 10) -> dict
     return {"expected_calibration_error": error, "bins": bins}
 
 
+# ------------------------------------------------------------------------------------- how sure a score is
+
+SHARES = ("accuracy", "exact")  # metrics that are the share of right answers among independent examples
+Z_95 = 1.959964  # the normal distribution's 97.5th percentile
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share of `count` examples."""
+    under = 1 + Z_95**2 / count
+    middle = (share + Z_95**2 / (2 * count)) / under
+    reach = Z_95 * np.sqrt(share * (1 - share) / count + Z_95**2 / (4 * count**2)) / under
+    return float(max(0.0, middle - reach)), float(min(1.0, middle + reach))
+
+
+def certainty(name: str, spread: Mapping[str, Any], count: int) -> str:
+    """What stands beside a score: the seeds' spread, or one model's interval where the metric is a share."""
+    if len(spread["seeds"]) > 1:
+        return f"{spread['low']:.4f} to {spread['high']:.4f}"
+    if name not in SHARES or not count:
+        return ""
+    low, high = interval(spread["median"], count)
+    return f"{low:.4f} to {high:.4f} (95 %)"
+
+
 # ---------------------------------------------------------------------------------------------- several seeds
 
 
@@ -157,11 +183,11 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 def render(table: Mapping[str, Any]) -> str:
     """The per-class table as text: precision, recall, F1, support; then the averages."""
-    rows = [*table["classes"].items(), *table["averages"].items()]
-    width = max(8, *(min(len(str(name)), 40) for name, _ in rows))
+    rows = [(visible(str(name)), row) for part in ("classes", "averages") for name, row in table[part].items()]
+    width = max(8, *(min(len(name), 40) for name, _ in rows))
     lines = [f"{'':{width}}  precision  recall      f1  support"]
     for name, row in rows:
-        shown = str(name) if len(str(name)) <= 40 else str(name)[:39] + "…"
+        shown = name if len(name) <= 40 else name[:39] + "…"
         lines.append(
             f"{shown:{width}}  {row['precision']:9.3f}  {row['recall']:6.3f}  {row['f1']:6.3f}  {row['support']:7,d}"
         )

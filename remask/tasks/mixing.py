@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from remask.data.order import key_of, permute
-from remask.schema import Batch
+from remask.schema import Batch, BatchSource
 from remask.tasks.batches import TaskBatches
 
 
-class MixedBatches:
+class MixedBatches(BatchSource):
     """Training batches of several tasks. The cursor holds one cursor a task."""
 
     def __init__(self, sources: Mapping[str, TaskBatches], temperature: float, seed: int) -> None:

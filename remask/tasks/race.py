@@ -1,6 +1,6 @@
 """Multiple choice: RACE, and files like it -> questions with options.
 
-In: JSONL with one passage a line (article, questions, options, answers) or one question a line (article, question,
+In: tables with one passage a row (article, questions, options, answers) or one question a row (article, question,
 options, answer), or RACE's own folders of such files (high/, middle/). Out: `ChoiceQuestion`s, and the texts of a
 row: question and choice, then the passage; a question with a blank `_` gets the choice filled in; without a passage,
 question and choice. Answers are letters from A or numbers from 0. Not here: pairs to rank (ranking), rows (choices).
@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 
 from remask.errors import DataError, MissingInputError
+from remask.tables import Cells, TableForm, is_saved_dataset, read_cells
 from remask.tasks.specs import TASKS
-from remask.tasks.tables import Cells, read_cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class ChoiceQuestion:
     claim: tuple[str, bool] | None = None
 
 
-def read_choices(paths: Sequence[Path]) -> list[ChoiceQuestion]:
+def read_choices(paths: Sequence[Path], form: TableForm | None = None) -> list[ChoiceQuestion]:
     """All questions of some files or RACE folders; every question must have as many options as the first."""
-    found = [question for path in paths for question in _of_path(path)]
+    found = [question for path in paths for question in _of_path(path, form)]
     if not found:
         raise DataError(f"{', '.join(str(p) for p in paths)}: no questions")
     for question in found:
@@ -47,10 +47,8 @@ def read_choices(paths: Sequence[Path]) -> list[ChoiceQuestion]:
     return found
 
 
-def _of_path(path: Path) -> Iterator[ChoiceQuestion]:
-    if path.suffix == ".json":
-        raise DataError(f"{path}: questions with choices are JSONL, one passage or question a line, or RACE's folders")
-    if path.is_dir():
+def _of_path(path: Path, form: TableForm | None) -> Iterator[ChoiceQuestion]:
+    if path.is_dir() and not is_saved_dataset(str(path)):
         files = sorted(path.rglob("*.txt"))
         if not files:
             raise MissingInputError(f"{path}: no RACE files (*.txt) there")
@@ -64,7 +62,7 @@ def _of_path(path: Path) -> Iterator[ChoiceQuestion]:
             yield from _questions(Cells(values, str(file)), _group(file.relative_to(path.parent)))
         return
     places: dict[str, str] = {}
-    for cells in read_cells(path):
+    for cells in read_cells(path, form):
         if isinstance(name := cells.values.get("id"), str) and places.setdefault(name, cells.place) != cells.place:
             raise DataError(f"{cells.place}: the id {name!r} is also at {places[name]}")
         yield from _questions(cells, _group(path))
@@ -81,7 +79,7 @@ def _questions(cells: Cells, group: str) -> Iterator[ChoiceQuestion]:
     article = values.get("article", "")
     if not ("questions" in values or "question" in values) or "options" not in values:
         wanted = "`questions`, `options` and `answers` (or `question`, `options` and `answer`)"
-        raise DataError(f"{place}: not a file of questions with choices: a line has {wanted}")
+        raise DataError(f"{place}: not a file of questions with choices: a row has {wanted}")
     if not isinstance(article, str):
         raise DataError(f"{place}: `article` is no text")
     if "questions" in values:

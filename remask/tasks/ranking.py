@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from remask.errors import DataError
+from remask.tables import Cells, read_cells
 from remask.tasks.race import ChoiceQuestion
-from remask.tasks.tables import Cells, Example, read_cells
+from remask.tasks.tables import Example
 
 _PHRASE = re.compile(r"\b(?:the|a|an|my|his|her|its|our|your|their|this|that)\s+(?:[a-z]+\s+)??[A-Za-z]+\b", re.I)
 _NAME = re.compile(r"(?<![.!?]\s)(?<!^)\b[A-Z][a-z]+(?:\s[A-Z][a-z]+)*\b")

@@ -93,16 +93,15 @@ def encode_rows(
     labels: Sequence[Any] | None = None,
 ) -> Rows:
     """Rows of one or two texts; `labels` by example."""
-    num_texts = len(examples[0].texts)
-    encoded = [tokenizer.encode_batch([e.texts[i] for e in examples]) for i in range(num_texts)]
-    room = frame.room(num_texts)
+    encoded = iter(tokenizer.encode_batch([text for example in examples for text in example.texts]))
     ids: list[Array] = []
     segments: list[Array] = []
     example_of_row: list[int] = []
     weights: list[float] = []
     num_cut = 0
     for index, example in enumerate(examples):
-        parts = [column[index] for column in encoded]
+        parts = [next(encoded) for _ in example.texts]
+        room = frame.room(len(parts))
         if any(len(part) == 0 for part in parts):
             raise DataError(f"{example.place}: a text without a single token")
         pieces = [cut(parts, room)]

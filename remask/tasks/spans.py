@@ -19,6 +19,7 @@ import numpy as np
 from remask.errors import DataError
 from remask.progress import counted
 from remask.schema import Batch
+from remask.tables import Cells
 from remask.tasks import squad
 from remask.tasks.glue import cut_by_group
 from remask.tasks.kind import (
@@ -37,7 +38,7 @@ from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings
 from remask.tasks.squad import Question
 from remask.tasks.squad_scores import f1, score_answers
-from remask.tasks.tables import Cells, OnBad, text_of
+from remask.tasks.tables import text_of
 from remask.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -82,18 +83,18 @@ class Spans(TaskKind[Question]):
         train_file, dev_file = source.files()
         notes = []
         if dev_file is None:
-            questions = squad.read_squad(train_file)
+            questions = squad.read_squad(train_file, source.table)
             by_article = len({q.article for q in questions}) >= 5  # one's own file may have one title for all
             train, dev = cut_by_group(questions, lambda q: q.article if by_article else q.context, train_file)
             notes.append(cut_note(train_file, "by article" if by_article else "by passage"))
         elif train_file.resolve() == dev_file.resolve():
-            train, dev = squad.cut_by_article(squad.read_squad(train_file))
+            train, dev = squad.cut_by_article(squad.read_squad(train_file, source.table))
             notes.append(
                 f"{train_file.name} is the only file at hand: every fifth article is scored and the others trained on, "
                 "so scores do not compare with published ones"
             )
         else:
-            train, dev = squad.read_squad(train_file), squad.read_squad(dev_file)
+            train, dev = squad.read_squad(train_file, source.table), squad.read_squad(dev_file, source.table)
         dev, skipped = squad.without_articles(dev, source.table.skip_articles)
         notes += _skipped_notes(skipped)
         train, dropped = squad.with_answers_in_place(train)
@@ -111,12 +112,16 @@ class Spans(TaskKind[Question]):
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
     ) -> Labelled[Question]:
-        questions, skipped = squad.without_articles(squad.read_squad(path), table.skip_articles)
+        questions, skipped = squad.without_articles(squad.read_squad(path, table), table.skip_articles)
         if not questions:
             raise DataError(f"{path}: all its articles are among table.skip_articles: {', '.join(skipped)}")
         return Labelled(questions, _skipped_notes(skipped), {"skipped_articles": skipped})
 
-    def _own_rows(self, path: Path, table: TableSettings, on_bad: OnBad) -> Iterator[Cells]:
+    def has_own_layout(self, path: Path) -> bool:
+        """SQuAD's articles."""
+        return not squad.is_table(path)
+
+    def _own_rows(self, path: Path, table: TableSettings) -> Iterator[Cells]:
         for number, asked in enumerate(squad.read_squad(path), 1):
             yield Cells({"id": asked.id, "question": asked.question, "context": asked.context}, asked.place, number)
 
@@ -259,13 +264,13 @@ class Spans(TaskKind[Question]):
                 wrong.append((number, golds[0] or NO_ANSWER, text or NO_ANSWER, span.score))
         return self.worst(sorted(wrong, key=lambda row: -row[3]), items, "score")
 
-    def baseline(
-        self, train: Sequence[Question], dev: Sequence[Question], labels: tuple[str, ...]
-    ) -> dict[str, float]:
+    def baseline(self, train: Sequence[Question], dev: Sequence[Question], labels: tuple[str, ...]) -> dict[str, float]:
         """The whole passage as the answer; for files with questions that have none, no answer at all."""
         can_refuse = any(not q.answers for q in dev)
         gold = [[text for text, _ in q.answers] for q in dev]
-        scores = score_answers(gold, ["" if can_refuse else q.context for q in dev], [1.0] * len(dev) if can_refuse else None)
+        scores = score_answers(
+            gold, ["" if can_refuse else q.context for q in dev], [1.0] * len(dev) if can_refuse else None
+        )
         return {name: scores[name] for name in ("f1", "exact")}
 
 

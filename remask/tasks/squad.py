@@ -1,7 +1,7 @@
 """SQuAD 1.1 and 2.0: files of questions about passages.
 
-In: SQuAD's JSON. Out: `Question`s, and what is left of them for training and for scoring. Not here: rows and answers
-(spans), scores (squad_scores).
+In: SQuAD's JSON, or a table with one question a row. Out: `Question`s, and what is left of them for training and for
+scoring. Not here: rows and answers (spans), scores (squad_scores).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from remask.errors import DataError, MissingInputError
+from remask.streams import split_name
+from remask.tables import TABLE_KINDS, TableForm, read_cells, require_columns
 
 MAX_FILE_BYTES = 1_000_000_000
 
@@ -33,10 +35,55 @@ class Question:
 # ------------------------------------------------------------------------------------------------- reading
 
 
-def read_squad(path: Path) -> list[Question]:
-    """All questions of a file, in its order."""
-    if not path.is_file():
+def read_squad(path: Path, form: TableForm | None = None) -> list[Question]:
+    """All questions of a file, in its order: SQuAD's articles, or a table of questions."""
+    if not path.exists():
         raise MissingInputError(f"{path}: no such file")
+    found = _of_table(path, form) if is_table(path) else _of_articles(path)
+    if twice := [name for name, count in Counter(q.id for q in found).items() if count > 1]:
+        raise DataError(f"{path}: the id {twice[0]!r} is there {Counter(q.id for q in found)[twice[0]]} times")
+    if not found:
+        raise DataError(f"{path}: no questions")
+    return found
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file has one question a row; else it is SQuAD's, one JSON object with articles."""
+    ending = split_name(path.name)[0]
+    if ending != ".json":
+        return path.is_dir() or ending in TABLE_KINDS
+    try:
+        return "question" in next(read_cells(path)).values
+    except (DataError, StopIteration):
+        return False
+
+
+def _of_table(path: Path, form: TableForm | None) -> list[Question]:
+    """Rows with `question`, `context` and `answers` as datasets have them ({"text": […], "answer_start": […]}), or with
+    one answer in `answer` and `answer_start`."""
+    found = []
+    for cells in read_cells(path, form):
+        if not found:
+            require_columns(cells, ("question", "context"))
+        values, place = cells.values, cells.place
+        answers = values.get("answers")
+        if answers is None and values.get("answer"):
+            answers = {"text": [values["answer"]], "answer_start": [values.get("answer_start")]}
+        answers = answers or {"text": [], "answer_start": []}
+        if isinstance(answers, dict):
+            texts, starts = _list(answers, "text", place), _list(answers, "answer_start", place)
+            if len(texts) != len(starts):
+                raise DataError(f"{place}: {len(texts)} answers but {len(starts)} places of them")
+            starts = [int(s) if isinstance(s, str) and s.isdecimal() else s for s in starts]  # CSV has no numbers
+            answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+        pairs = tuple((_text(answer, "text", place), _offset(answer, place)) for answer in answers)
+        question, context = _text(values, "question", place), _text(values, "context", place)
+        name = str(values["id"]) if values.get("id") is not None else str(cells.number)
+        found.append(Question(name, question, context, pairs, str(values.get("title") or ""), place))
+    return found
+
+
+def _of_articles(path: Path) -> list[Question]:
     if path.stat().st_size > MAX_FILE_BYTES:
         raise DataError(f"{path}: over {MAX_FILE_BYTES:,} bytes is no SQuAD file")
     try:
@@ -45,12 +92,7 @@ def read_squad(path: Path) -> list[Question]:
         raise DataError(f"{path}: not a SQuAD file, which is one JSON object: {error}") from error
     if not isinstance(values, dict) or not isinstance(values.get("data"), list):
         raise DataError(f"{path}: not a SQuAD file: it has no list under `data`")
-    found = [question for article in values["data"] for question in _of_article(article, path)]
-    if twice := [name for name, count in Counter(q.id for q in found).items() if count > 1]:
-        raise DataError(f"{path}: the id {twice[0]!r} is there {Counter(q.id for q in found)[twice[0]]} times")
-    if not found:
-        raise DataError(f"{path}: no questions")
-    return found
+    return [question for article in values["data"] for question in _of_article(article, path)]
 
 
 def _of_article(article: Any, path: Path) -> Iterator[Question]:

@@ -13,7 +13,8 @@ from typing import Any
 
 from remask import artifacts
 from remask.errors import DataError
-from remask.tasks.tables import Example, read_cells
+from remask.tables import TableForm, read_cells
+from remask.tasks.tables import Example
 
 Answer = Callable[[Sequence[Example]], Sequence[Mapping[str, Any]]]
 
@@ -32,7 +33,7 @@ def read_test_file(name: str, spec: Mapping[str, Any], path: Path) -> tuple[list
     choices = [spec["test_columns"]] if "test_columns" in spec else spec["columns"]
     indices: list[str] = []
     examples: list[Example] = []
-    for cells in read_cells(path, quoted=False):
+    for cells in read_cells(path, TableForm(quoted=False)):
         columns = next((c for c in choices if all(c[k] in cells.values for k in c if k != "label")), None)
         if columns is None:
             raise DataError(f"{cells.place}: not a test file of {name}: its columns are {', '.join(cells.values)}")

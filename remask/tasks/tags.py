@@ -1,9 +1,9 @@
 """A tag for every word: named entities and the like.
 
-In: CoNLL's column files, tables with lists of words, and for answers plain texts, which are cut into words. Rows hold a
-tag on each word's first token; words are encoded one by one, as they would be inside their sentence (each but the first
-with its space before it). A sentence beyond the model's length goes on in further rows. Not here: files (conll), what an
-entity is (entities).
+In: CoNLL's column files, tables with lists of words, and for answers plain texts, which are cut into words. Rows hold
+a tag on each word's first token; words are encoded one by one, as they would be inside their sentence (each but the
+first with its space before it). A sentence beyond the model's length goes on in further rows. Not here: files (conll),
+what an entity is (entities).
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import numpy as np
 
 from remask.errors import DataError
 from remask.schema import IGNORE, Batch
+from remask.streams import split_name
+from remask.tables import TABLE_KINDS, Cells
 from remask.tasks.conll import Sentence, check_tags, read_sentences, tag_names
 from remask.tasks.entities import entities, score_entities
 from remask.tasks.glue import cut_by_group
@@ -38,7 +40,7 @@ from remask.tasks.kind import (
 from remask.tasks.records import Entity, Tagging
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import RowSettings, TableSettings
-from remask.tasks.tables import UNSEEN, BadRow, Cells, OnBad, text_of
+from remask.tasks.tables import UNSEEN, BadRow, text_of
 from remask.tasks.texts import foreign_labels
 from remask.tokenizer import Tokenizer
 
@@ -76,7 +78,11 @@ class Tags(TaskKind[Sentence]):
         check_tags(sentences, labels, path, foreign_labels(list(types)))
         return Labelled(sentences)
 
-    def _own_rows(self, path: Path, table: TableSettings, on_bad: OnBad) -> Iterator[Cells]:
+    def has_own_layout(self, path: Path) -> bool:
+        """CoNLL's columns, unless the file is a table by its name."""
+        return path.is_file() and split_name(path.name)[0] not in TABLE_KINDS
+
+    def _own_rows(self, path: Path, table: TableSettings) -> Iterator[Cells]:
         for number, sentence in enumerate(read_sentences(path, table, labelled=False), 1):
             yield Cells({table.text: list(sentence.words)}, sentence.place, number)
 
@@ -120,6 +126,7 @@ class Tags(TaskKind[Sentence]):
         return network.tag(hidden_BSD, noise)
 
     def counts(self, batch: Batch, plan: TaskLoss) -> dict[str, float]:
+        assert batch.labels is not None
         return {"task": int((batch.labels != IGNORE).sum())}
 
     def loss(self, logits: torch.Tensor, batch: Batch, plan: TaskLoss) -> tuple[Sums, torch.Tensor]:
@@ -199,9 +206,7 @@ class Tags(TaskKind[Sentence]):
         return {"entities": [vars(e) | {"score": rounded(e.score)} for e in answer.entities]}
 
     def mean_outputs(self, models: Sequence[Sequence[Array]], rows: Rows) -> list[Array]:
-        return [
-            log_of(np.mean([softmax(outputs[row]) for outputs in models], axis=0)) for row in range(len(rows.ids))
-        ]
+        return [log_of(np.mean([softmax(outputs[row]) for outputs in models], axis=0)) for row in range(len(rows.ids))]
 
     def _score(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[Sentence], labels: tuple[str, ...]
@@ -227,9 +232,7 @@ class Tags(TaskKind[Sentence]):
         ]
         return self.worst(shown, items, "entities that differ")
 
-    def baseline(
-        self, train: Sequence[Sentence], dev: Sequence[Sentence], labels: tuple[str, ...]
-    ) -> dict[str, float]:
+    def baseline(self, train: Sequence[Sentence], dev: Sequence[Sentence], labels: tuple[str, ...]) -> dict[str, float]:
         """No entity anywhere."""
         tags = [s.tags or () for s in dev]
         return score_entities(tags, [["O"] * len(words) for words in tags])["metrics"]
@@ -238,9 +241,7 @@ class Tags(TaskKind[Sentence]):
 def in_words(text: str, place: str) -> Sentence:
     """A text cut into its words."""
     words = list(WORD.finditer(text))
-    return Sentence(
-        tuple(w.group() for w in words), None, place, text, tuple((w.start(), w.end()) for w in words)
-    )
+    return Sentence(tuple(w.group() for w in words), None, place, text, tuple((w.start(), w.end()) for w in words))
 
 
 def _entities(item: Sentence, words: Sequence[tuple[str, float]]) -> Iterator[Entity]:

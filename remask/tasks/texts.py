@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from remask.errors import ConfigError, DataError
+from remask.errors import ConfigError
 from remask.progress import counted
 from remask.schema import Batch
+from remask.tables import Cells
 from remask.tasks import metrics
 from remask.tasks.glue import cut_by_hash, read_glue, read_glue_file
 from remask.tasks.kind import (
@@ -45,7 +46,6 @@ from remask.tasks.settings import LossSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
 from remask.tasks.tables import (
     UNSEEN,
-    Cells,
     Example,
     Table,
     check_labels,
@@ -109,7 +109,7 @@ class TextKind(TaskKind[Example]):
         self, task: str, labels: tuple[str, ...], metric: str, train: Table, dev: Table, notes: Sequence[str]
     ) -> Problem[Example]:
         dropped = dict(Counter(train.dropped) + Counter(dev.dropped))
-        notes = (*notes, *self._notes(train.examples))
+        notes = (*dict.fromkeys((*train.notes, *dev.notes)), *notes, *self._notes(train.examples))
         return Problem(task, self, labels, metric, train.examples, dev.examples, notes, {"dropped": dropped})
 
     def _notes(self, train: Sequence[Example]) -> list[str]:
@@ -129,10 +129,12 @@ class TextKind(TaskKind[Example]):
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
     ) -> Labelled[Example]:
-        named = task is not None and task in TASKS
-        examples = read_glue_file(task, TASKS[task], path) if named else read_table(path, self.name, table)
+        if task is not None and task in TASKS:
+            examples = read_glue_file(task, TASKS[task], path)
+        else:
+            examples = read_table(path, self.name, table)
         self._check_labels(examples, labels, foreign_labels(labels))
-        return Labelled(examples.examples, (), {"dropped": dict(examples.dropped)})
+        return Labelled(examples.examples, examples.notes, {"dropped": dict(examples.dropped)})
 
     def columns(self, table: TableSettings, text: str | None, text2: str | None) -> tuple[str, ...]:
         second = text2 or table.text2
@@ -295,9 +297,7 @@ class Classify(TextKind):
 
     def baseline(self, train: Sequence[Example], dev: Sequence[Example], labels: tuple[str, ...]) -> dict[str, float]:
         often = labels.index(most_frequent([e.label for e in train]))
-        return metrics.classification(
-            np.array(self.label_values(dev, labels)), np.full(len(dev), often), labels
-        )
+        return metrics.classification(np.array(self.label_values(dev, labels)), np.full(len(dev), often), labels)
 
 
 class Regress(TextKind):
@@ -385,9 +385,7 @@ class MultiLabel(TextKind):
         assert batch.labels is not None
         right_BC = (logits > 0) == (batch.labels > 0.5)
         if batch.weights_B is None:
-            return {
-                "task": F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-            }, right_BC.sum()
+            return {"task": F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")}, right_BC.sum()
         losses_B = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none").sum(1)
         return {"task": weighted(losses_B, batch)}, weighted(right_BC.sum(1), batch)
 

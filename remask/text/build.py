@@ -9,10 +9,8 @@ published; the same call goes on from there.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,29 +21,32 @@ import numpy as np
 from remask.artifacts import (
     MANIFEST,
     Artifact,
+    begin,
+    finish,
+    finished,
     lock,
     open_artifact,
     output_errors,
     publish_filled,
-    write_json,
 )
 from remask.config import differences, dump, fingerprint
-from remask.documents import STAGE, SUFFIXES, DocumentWriter, one_line
+from remask.documents import STAGE, SUFFIXES, DocumentWriter
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError
 from remask.progress import Progress
-from remask.text.choose import HELDOUT, REASONS, TRAIN, Part, choose
+from remask.text.choose import HELDOUT, PASSAGE, TRAIN, Part, choose, heldout_passages
 from remask.text.clean import known_languages
+from remask.text.counts import check_columns, count_all, in_words, say_counts, warn_of_files, write_drops
 from remask.text.files import InputFile, find_files, is_stream, unpack
-from remask.text.part import MAX_SAMPLES, Task, make_part
+from remask.text.part import Task, make_part
 from remask.text.plain import LAYOUT_LINES, guess_layout
 from remask.text.pydocs import find_modules
 from remask.text.settings import Layout, SourceSettings, TextSettings
 from remask.text.sources import TABLES, portions, task_groups
 from remask.workers import Engine, run_tasks
 
-DROPS = "drops.jsonl"
 UNPACK_BYTES = 4 << 20
 SMALL_BYTES = 2 << 20
+WATCHED_BYTES = 200_000
 _SPLITS = {TRAIN: "train", HELDOUT: "heldout"}
 
 
@@ -60,8 +61,8 @@ def build_documents(
     stamps: Path | None = None,
 ) -> Artifact:
     """Read, clean, choose and publish. Goes on where an earlier call for the same thing stopped, and gives back what
-    is already there if it finished; `stamps` is a file that remembers when the inputs were last written, so that what
-    is there counts only while none of them was touched."""
+    is already there if it finished. `stamps`: `out` is the caller's own scratch, and this file remembers when the
+    inputs were last written; documents of inputs that were touched since are made again."""
     progress = progress or Progress(quiet=True)
     if not settings.sources:
         raise MissingInputError("sources: none given; name a file, a folder or pydocs:")
@@ -70,33 +71,37 @@ def build_documents(
     with lock(work):
         files = [_files_of(source, work) for source in settings.sources]
         _check_sources(settings, files)
-        config = _config(settings, seed)
+        config = {**text_config(settings), "seed": seed}
         inputs = {s.name: _fingerprint(found) for s, found in zip(settings.sources, files, strict=True)}
         touched = fingerprint([file.stamp(work / "spool") for found in files for file in found])
         if (out / MANIFEST).exists():
-            if stamps and not (stamps.is_file() and json.loads(stamps.read_bytes()) == touched):
-                raise OutputError(f"{out}: its files were written to since; choose another --out or remove it")
-            return _finished(out, config, inputs, progress)
-        _keep_if_same(work, {"config": config, "inputs": inputs, "touched": touched}, progress)
+            if stamps is None or finished(stamps) == touched:
+                return _reopened(out, config, inputs, progress)
+            progress.warn("the files changed since the run that is gone on with: starting over")
+            shutil.rmtree(out)
+        identity = {"config": config, "inputs": inputs, "touched": touched}
+        if begin(work, identity, ("parts", "out", "shards", "unpacked")):
+            progress.say("going on from where an earlier run stopped")
         if engine == "local" and sum(file.size for found in files for file in found) < SMALL_BYTES:
             workers = 1  # done sooner than processes start
         layouts = [_layout(*pair, settings, progress) for pair in zip(settings.sources, files, strict=True)]
         files = _unpack_few(settings, files, work, workers, engine)
         facts, parts = _read(settings, files, layouts, work, seed, workers, engine, progress)
-        _check_columns(settings, facts)
+        warn_of_files(facts, progress)
+        check_columns(settings, facts)
         with progress.stage("choose documents") as stage:
             fates = choose(parts, settings, work)
-            num_kept = int((fates <= HELDOUT).sum())
+            num_kept = int((fates <= PASSAGE).sum())
             stage.note = f"{num_kept:,} of {sum(fact['read'] for fact in facts):,} kept"
-        counts = _counts(settings, facts, parts, fates)
+        counts = count_all(settings, facts, parts, fates)
         if num_kept == 0:
-            raise DataError(f"no document is left of {counts['read']:,} read; dropped: {_words(counts['dropped'])}")
-        _write_drops(settings, facts, parts, fates, work / "out")
+            raise DataError(f"no document is left of {counts['read']:,} read; dropped: {in_words(counts['dropped'])}")
+        write_drops(settings, facts, parts, fates, work / "out")
         shards = _write_shards(settings, parts, fates, work, workers, engine, progress)
         if stamps:
-            write_json(stamps, touched)
+            finish(stamps, touched)
         artifact = _publish(work / "out", out, config, inputs, counts, shards)
-        _say_counts(artifact, progress)
+        say_counts(artifact, progress)
     shutil.rmtree(work, ignore_errors=True)
     return artifact
 
@@ -127,12 +132,12 @@ def _check_sources(settings: TextSettings, files: list[list[InputFile]]) -> None
         raise ConfigError(f"language {unknown[0]!r} is not one of {', '.join(known_languages())}")
 
 
-def _config(settings: TextSettings, seed: int) -> dict[str, Any]:
+def text_config(settings: TextSettings) -> dict[str, Any]:
     """What the result depends on; the order in which the paths of a source are named is no part of it."""
     plain = dump(settings)
     for source in plain["sources"]:
         source["paths"] = sorted(set(source["paths"]))
-    return {**plain, "seed": seed}
+    return plain
 
 
 def _fingerprint(files: list[InputFile]) -> str:
@@ -151,7 +156,7 @@ def changed_sources(settings: TextSettings, inputs: Mapping[str, str]) -> list[s
     return changed
 
 
-def _finished(out: Path, config: dict[str, Any], inputs: dict[str, str], progress: Progress) -> Artifact:
+def _reopened(out: Path, config: dict[str, Any], inputs: dict[str, str], progress: Progress) -> Artifact:
     artifact = open_artifact(out, STAGE)
     changed = differences(artifact.manifest["config"], config)
     if changed:
@@ -161,19 +166,6 @@ def _finished(out: Path, config: dict[str, Any], inputs: dict[str, str], progres
         raise OutputError(f"{out}: was made from other contents of these files; choose another --out or remove it")
     progress.say(f"{out}: already finished")
     return artifact
-
-
-def _keep_if_same(work: Path, identity: dict[str, Any], progress: Progress) -> None:
-    """What an earlier attempt left is used if it was for exactly this, and removed otherwise."""
-    path = work / "identity.json"
-    if path.is_file() and json.loads(path.read_bytes()) == identity:
-        progress.say("going on from where an earlier run stopped")
-        return
-    with output_errors(work):
-        for name in ("parts", "out", "shards", "unpacked"):
-            shutil.rmtree(work / name, ignore_errors=True)
-            (work / name).mkdir()
-    write_json(path, identity)
 
 
 def _layout(source: SourceSettings, files: list[InputFile], settings: TextSettings, progress: Progress) -> Layout:
@@ -237,7 +229,8 @@ def _read(
         def on_done(index: int, facts: dict[str, Any]) -> None:
             stage.advance(0 if index in before else sizes[index])
 
-        facts = run_tasks(make_part, tasks, workers=workers, engine=engine, on_done=on_done)
+        without = Task.without if any(map(_needs_watching, (file for found in files for file in found))) else None
+        facts = run_tasks(make_part, tasks, workers=workers, engine=engine, on_done=on_done, without=without)
     parts, first = [], 0
     for task, fact in zip(tasks, facts, strict=True):
         parts.append(Part(task.folder, fact["source"], first, fact["documents"]))
@@ -245,103 +238,9 @@ def _read(
     return facts, parts
 
 
-def _check_columns(settings: TextSettings, facts: list[dict[str, Any]]) -> None:
-    """A source none of whose records has the column asked for is a mistake in the settings."""
-    for index, source in enumerate(settings.sources):
-        mine = [fact for fact in facts if fact["source"] == index]
-        if any(fact["documents"] for fact in mine):
-            continue
-        for sample in (sample for fact in mine for sample in fact["samples"]):
-            if sample["reason"] == "no such column":
-                raise DataError(
-                    f"{sample['place']}: {sample.get('detail', '')}; set text_columns of {source.name}"
-                    " (beside paths: --set 'text.sources.text_columns=[NAME]')"
-                )
-
-
-# --------------------------------------------------------------------------------------------------- counts
-
-
-def _counts(
-    settings: TextSettings, facts: list[dict[str, Any]], parts: list[Part], fates: np.ndarray
-) -> dict[str, Any]:
-    sources: dict[str, dict[str, Any]] = {}
-    for index, source in enumerate(settings.sources):
-        read, dropped, changed = 0, Counter[str](), Counter[str]()
-        for fact, part in zip(facts, parts, strict=True):
-            if fact["source"] != index:
-                continue
-            read += fact["read"]
-            dropped.update(fact["dropped"])
-            changed.update(fact["changed"])
-            found = np.bincount(fates[part.first : part.first + part.count], minlength=len(REASONS) + 2)
-            dropped.update({reason: int(found[fate]) for fate, reason in REASONS.items() if found[fate]})
-        kept = read - dropped.total()
-        sources[source.name] = {
-            "read": read,
-            "documents": kept,
-            "dropped": dict(sorted(dropped.items())),
-            "changed": dict(sorted(changed.items())),
-            "weight": source.weight,
-        }
-    assert sum(facts["documents"] for facts in sources.values()) == int((fates <= HELDOUT).sum())
-    dropped, changed = Counter[str](), Counter[str]()
-    for found in sources.values():
-        dropped.update(found["dropped"])
-        changed.update(found["changed"])
-    return {
-        "read": sum(found["read"] for found in sources.values()),
-        "dropped": dict(sorted(dropped.items())),
-        "changed": dict(sorted(changed.items())),
-        "sources": sources,
-    }
-
-
-def _words(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items(), key=lambda i: -i[1])) or "none"
-
-
-def _say_counts(artifact: Artifact, progress: Progress) -> None:
-    counts = artifact.counts
-    progress.say(f"{counts['documents']:,} documents, {counts['bytes'] / 1e6:,.1f} MB of text")
-    progress.say(f"dropped: {_words(counts['dropped'])}")
-    if counts["changed"]:
-        progress.say(f"changed: {_words(counts['changed'])}")
-    if not any(shard["split"] == "heldout" for shard in counts["shards"]) and artifact.manifest["config"].get(
-        "heldout_fraction"
-    ):
-        progress.warn(
-            f"no document is held out: {counts['documents']:,} are too few for heldout_fraction = "
-            f"{artifact.manifest['config']['heldout_fraction']}"
-        )
-
-
-def _write_drops(
-    settings: TextSettings, facts: list[dict[str, Any]], parts: list[Part], fates: np.ndarray, folder: Path
-) -> None:
-    """The first drops of every reason and source with their places, in input order."""
-    seen: Counter[tuple[str, str]] = Counter()
-    with output_errors(folder), (folder / DROPS).open("w", encoding="utf-8") as file:
-        for source, sample in [*_read_drops(facts), *_chosen_against(parts, fates)]:
-            name = settings.sources[source].name
-            seen[name, sample["reason"]] += 1
-            if seen[name, sample["reason"]] <= MAX_SAMPLES:
-                file.write(one_line(json.dumps({"source": name, **sample}, ensure_ascii=False)) + "\n")
-
-
-def _read_drops(facts: list[dict[str, Any]]) -> Iterator[tuple[int, dict[str, str]]]:
-    for fact in facts:
-        for sample in fact["samples"]:
-            yield fact["source"], sample
-
-
-def _chosen_against(parts: list[Part], fates: np.ndarray) -> Iterator[tuple[int, dict[str, str]]]:
-    """By reason first, so that the order does not depend on how the files were divided."""
-    for fate, reason in REASONS.items():
-        for part in parts:
-            mine, shard = fates[part.first : part.first + part.count], part.shard
-            for index in np.flatnonzero(mine == fate)[:MAX_SAMPLES].tolist():
-                yield part.source, {"reason": reason, "place": shard.place(index)}
+def _needs_watching(file: InputFile) -> bool:
+    """Whether reading it could take long enough to be given up, which takes a process of its own."""
+    return file.size > WATCHED_BYTES or (bool(file.compression) and file.size > 0)
 
 
 # --------------------------------------------------------------------------------------------------- shards
@@ -349,13 +248,15 @@ def _chosen_against(parts: list[Part], fates: np.ndarray) -> Iterator[tuple[int,
 
 @dataclass(frozen=True)
 class _ShardTask:
-    """A shard to write: documents [low, high) of these parts that have the fate."""
+    """A shard to write: documents [low, high) of these parts that have the fate. Of those in `passages` (entry, byte)
+    the held-out split gets what stands from the byte on, and train what stands before it."""
 
     name: str
     out: Path
     fates: Path
     fate: int
     pieces: tuple[tuple[Part, int, int], ...]
+    passages: tuple[tuple[int, int], ...]
 
     @property
     def done(self) -> Path:
@@ -385,11 +286,18 @@ def _write_shards(
 
 def _shard_tasks(settings: TextSettings, parts: list[Part], fates: np.ndarray, work: Path) -> Iterator[_ShardTask]:
     """Shards in the order source, split, number; a shard ends with the document that fills it."""
+    passages = tuple(heldout_passages(parts, fates, settings.heldout_fraction).items())
+
+    def task(series: str, number: int, fate: int, held: list[tuple[Part, int, int]]) -> _ShardTask:
+        return _ShardTask(f"{series}.{number:05d}", work / "out", work / "fates", fate, tuple(held), passages)
+
     for index, source in enumerate(settings.sources):
         for fate, split in _SPLITS.items():
             number, held, size = 0, [], 0
             for part in (part for part in parts if part.source == index and part.count):
                 chosen = np.flatnonzero(fates[part.first : part.first + part.count] == fate)
+                if passages:
+                    chosen = np.flatnonzero(np.isin(fates[part.first : part.first + part.count], (fate, PASSAGE)))
                 sizes = np.diff(part.shard.offsets)[chosen]
                 low = 0
                 while low < len(chosen):
@@ -400,18 +308,15 @@ def _shard_tasks(settings: TextSettings, parts: list[Part], fates: np.ndarray, w
                     size = int(total[high - 1 - low])
                     low = high
                     if size >= settings.shard_bytes:
-                        yield _ShardTask(
-                            f"{source.name}.{split}.{number:05d}", work / "out", work / "fates", fate, tuple(held)
-                        )
+                        yield task(f"{source.name}.{split}", number, fate, held)
                         number, held, size = number + 1, [], 0
             if held:
-                name = f"{source.name}.{split}.{number:05d}"
-                yield _ShardTask(name, work / "out", work / "fates", fate, tuple(held))
+                yield task(f"{source.name}.{split}", number, fate, held)
 
 
 def _write_shard(task: _ShardTask) -> dict[str, int]:
-    if task.done.is_file():
-        return json.loads(task.done.read_bytes())
+    if (counts := finished(task.done)) is not None:
+        return counts
     aside = task.done.with_name(f".{task.name}.partial")
     with output_errors(aside):
         shutil.rmtree(aside, ignore_errors=True)
@@ -424,22 +329,29 @@ def _write_shard(task: _ShardTask) -> dict[str, int]:
         for suffix in SUFFIXES:
             os.replace(aside / f"{task.name}{suffix}", task.out / f"{task.name}{suffix}")
         aside.rmdir()
-    write_json(task.done, counts)
+    finish(task.done, counts)
     return counts
 
 
 def _copy(part: Part, low: int, high: int, task: _ShardTask, writer: DocumentWriter) -> None:
-    """Documents next to each other are copied in one go."""
+    """Documents next to each other are copied in one go; one of which a passage is held out, by itself."""
     shard = part.shard
     fates = np.memmap(task.fates, np.uint8, "r")[part.first + low : part.first + high]
-    chosen = np.flatnonzero(fates == task.fate) + low
-    breaks = np.flatnonzero(np.diff(chosen) != 1) + 1
-    for run in np.split(chosen, breaks):
+    passages = dict(task.passages)
+    cut = fates == PASSAGE
+    chosen = np.flatnonzero((fates == task.fate) | cut)
+    alone = cut[chosen[1:]] | cut[chosen[:-1]]
+    breaks = np.flatnonzero((np.diff(chosen) != 1) | alone) + 1
+    for run in np.split(chosen + low, breaks):
         first, last = int(run[0]), int(run[-1]) + 1
         start, end = int(shard.offsets[first]), int(shard.offsets[last])
+        ends = np.asarray(shard.offsets[first + 1 : last + 1]) - start
+        if (passage := passages.get(part.first + first)) is not None:
+            before = len(shard.data[start : start + passage].tobytes().rstrip())
+            start, end = (start, start + before) if task.fate == TRAIN else (start + passage, end)
+            ends = np.array([end - start])
         sentences = shard.all_sentence_starts
         from_, to = np.searchsorted(sentences, [start, end])
-        ends = np.asarray(shard.offsets[first + 1 : last + 1]) - start
         text, places = shard.data[start:end], shard.place_lines(first, last)
         writer.add_bytes(text, ends, np.asarray(sentences[from_:to]) - start, places, last - first)
 

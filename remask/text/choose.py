@@ -22,11 +22,14 @@ from remask.errors import DataError
 from remask.text.part import NAME, band_shape
 from remask.text.settings import DedupSettings, TextSettings
 
-TRAIN, HELDOUT, EXACT, NEAR, STORY, SHARE = range(6)
+# PASSAGE: the end of the document is held out, the rest of it is trained on. All up to here are kept.
+TRAIN, HELDOUT, PASSAGE, EXACT, NEAR, STORY, SHARE = range(7)
 REASONS = {EXACT: "exact duplicate", NEAR: "near duplicate", STORY: "not story-like", SHARE: "over the size cap"}
 # Entries that are sorted at a time: about 100 MB with what sorting needs.
 SLICE_ENTRIES = 2_000_000
 _CHUNK = 1 << 18
+_FEW = 10  # where nothing is held out by hash, a document of at most a tenth of the text may be
+_PASSAGE_BYTES = 16_384  # wanted of a passage that is held out, if that is no more than a tenth of the text
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ def choose(parts: list[Part], settings: TextSettings, work: Path) -> np.ndarray:
             _mark_stories(parts, source, settings, fates)
         _mark_shares(parts, settings, hashes, fates, work)
         _mark_heldout(hashes, settings.heldout_fraction, fates)
+        if settings.heldout_fraction > 0 and not (fates == HELDOUT).any():
+            _hold_something_out(parts, settings.heldout_fraction, hashes, fates)
     return fates
 
 
@@ -231,6 +236,49 @@ def byte_limits(settings: TextSettings, available: list[int]) -> list[int]:
     if settings.max_bytes is not None and sum(limits) > settings.max_bytes:
         return [limit * settings.max_bytes // sum(limits) for limit in limits]
     return limits
+
+
+def _hold_something_out(parts: list[Part], fraction: float, hashes: np.ndarray, fates: np.ndarray) -> None:
+    """For few documents, none of which was held out by its hash: the share of the bytes in those with the smallest
+    hashes that are no large part of the text, or else a passage of the longest document."""
+    sizes = _kept_sizes(parts, fates)
+    total = int(sizes.sum())
+    small = np.flatnonzero((sizes > 0) & (sizes <= total // _FEW))
+    small = small[np.argsort(hashes[small, 1], kind="stable")]
+    if len(small):
+        held = np.cumsum(sizes[small])
+        fates[small[: 1 + int(np.searchsorted(held, min(fraction * total, total / _FEW)))]] = HELDOUT
+        return
+    longest = int(np.argmax(sizes))
+    if sizes[longest] and _passage_start(*_located(parts, longest), total, fraction):
+        fates[longest] = PASSAGE
+
+
+def _kept_sizes(parts: list[Part], fates: np.ndarray) -> np.ndarray:
+    """Bytes of each document; 0 for those that are not kept."""
+    sizes = [np.diff(part.shard.offsets) for part in parts if part.count]
+    return np.where(fates <= PASSAGE, np.concatenate([*sizes, np.zeros(0, np.int64)]), 0)
+
+
+def _located(parts: list[Part], entry: int) -> tuple[Part, int]:
+    part = next(part for part in parts if part.first <= entry < part.first + part.count)
+    return part, entry - part.first
+
+
+def _passage_start(part: Part, index: int, total: int, fraction: float) -> int:
+    """Where the held-out end of a document begins, at the start of a sentence; 0 if it has only one."""
+    length = int(part.shard.offsets[index + 1] - part.shard.offsets[index])
+    wanted = length - max(fraction * total, min(total / _FEW, _PASSAGE_BYTES))
+    starts = part.shard.sentence_starts(index)[1:]
+    before = starts[starts <= wanted]
+    return int(before[-1]) if len(before) else int(starts[0]) if len(starts) else 0
+
+
+def heldout_passages(parts: list[Part], fates: np.ndarray, fraction: float) -> dict[int, int]:
+    """Entry -> byte of the document at which its held-out passage begins."""
+    entries = np.flatnonzero(fates == PASSAGE).tolist()
+    total = int(_kept_sizes(parts, fates).sum()) if entries else 0
+    return {entry: _passage_start(*_located(parts, entry), total, fraction) for entry in entries}
 
 
 def _mark_heldout(hashes: np.ndarray, fraction: float, fates: np.ndarray) -> None:

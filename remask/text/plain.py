@@ -1,4 +1,4 @@
-"""Plain text -> documents: a blank line ends one, a line is one, or a file is one.
+"""Plain text -> documents: a blank line ends one, a line is one, a file is one, or a WikiText title begins one.
 
 Bytes come in blocks and go out as documents; neither a line nor a document is ever held beyond the maximum size.
 Where the layout is not said it is guessed from the beginnings of the files, the same way every time. Places are byte
@@ -12,7 +12,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from remask.text.files import InputFile, as_utf8, open_stream
+from remask.streams import UTF8, as_utf8, open_stream
+from remask.text.files import InputFile
 from remask.text.records import Damaged, Document, Drop, Portion, Reading, cut_point
 from remask.text.settings import Layout
 
@@ -24,7 +25,13 @@ LINE_END = re.compile(_NEWLINE)
 _ONLY_NEWLINES = {BLANK_LINE: re.compile(rb"\n(?:[ \t\x0b\x0c]*\n)+"), LINE_END: re.compile(rb"\n")}
 _BLANK_ONLY = re.compile(rb"(?:[ \t\x0b\x0c]*" + _NEWLINE + rb")*")
 _SPACE = b" \t\x0b\x0c\r\n"
-_SEPARATORS = {"blank": BLANK_LINE, "line": LINE_END, "file": None}
+# WikiText: ` = Title = ` between blank lines begins an article; ` = = Section = = ` stands inside one. The title itself
+# belongs to what follows.
+_TITLE = rb"[ \t]*= [^=\s](?:[^\r\n]*[^=\s])? =[ \t]*" + _NEWLINE + rb"[ \t]*" + _NEWLINE
+WIKITEXT_TITLE = re.compile(BLANK_LINE.pattern + rb"(?=" + _TITLE + rb")")
+_FIRST_TITLE = re.compile(rb"\s*" + _TITLE)
+_HEADING = re.compile(rb"^[ \t]*(?:= )+([^=\s](?:[^\r\n]*[^=\s])?)(?: =)+[ \t]*$", re.MULTILINE)
+_SEPARATORS = {"blank": BLANK_LINE, "line": LINE_END, "file": None, "wikitext": WIKITEXT_TITLE}
 _SAMPLE_BYTES = 1 << 20
 _TAIL_BYTES = 4096
 _WRAP_SAMPLE = 1 << 16  # characters that show whether a text is wrapped
@@ -34,6 +41,7 @@ LAYOUT_LINES = {
     "blank": "a blank line ends a document",
     "line": "a line is a document",
     "file": "a file is a document",
+    "wikitext": "a line = Title = begins a document, and headings lose their marks",
 }
 
 
@@ -47,7 +55,7 @@ def read_text(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
         if data is None:
             yield Drop("too long", place, f"over {reading.max_bytes:,} bytes")
         else:
-            yield reading.decode(data, place)
+            yield reading.decode(_HEADING.sub(rb"\1", data) if reading.layout == "wikitext" else data, place)
 
 
 def portion_blocks(portion: Portion, reading: Reading) -> Iterator[bytes]:
@@ -55,7 +63,8 @@ def portion_blocks(portion: Portion, reading: Reading) -> Iterator[bytes]:
     length = portion.end - portion.start if portion.end is not None else None
     expansion = reading.source.max_expansion
     with open_stream(portion.path, portion.compression, expansion, portion.start, length) as stream:
-        yield from iter(stream.block, b"") if portion.start else as_utf8(stream)
+        plain = portion.start and reading.source.encoding == UTF8
+        yield from iter(stream.block, b"") if plain else as_utf8(stream, reading.source.encoding)
 
 
 def split_records(
@@ -77,9 +86,12 @@ def split_records(
             block, damage = None, error
         # What was searched is not searched again, but for the space at its end, where a blank line may begin.
         searched = len(buffer.rstrip(_SPACE))
+        if separator is WIKITEXT_TITLE:  # and but for its last line, which may be a title, and the blank one before it
+            last_line = len(buffer[:searched].rpartition(b"\n")[0])
+            searched = len(buffer[:last_line].rstrip(_SPACE))
         buffer += block or b""
         position = 0
-        pattern = _ONLY_NEWLINES[separator] if separator and b"\r" not in buffer else separator
+        pattern = _ONLY_NEWLINES.get(separator, separator) if separator and b"\r" not in buffer else separator
         for match in pattern.finditer(buffer, searched) if pattern else ():
             end, after = match.span()
             # A separator at the end of the buffer may go on in the next block; what follows then is blank.
@@ -143,8 +155,9 @@ def _whole(
 
 
 def guess_layout(files: list[InputFile], max_expansion: float) -> Layout:
-    """Many small files: a file is a document. Text wrapped at a fixed width: too (a book). Else blank lines if there
-    are any (one at the end of a file counts: it ends the last document), else lines."""
+    """Many small files: a file is a document. Text wrapped at a fixed width: too (a book). Files that all start with a
+    title of WikiText: its articles. Else blank lines if there are any (one at the end of a file counts: it ends the
+    last document), else lines."""
     sizes = [file.size for file in files]
     if len(files) >= 16 and sum(sizes) < len(files) * (64 << 10):
         return "file"
@@ -152,6 +165,8 @@ def guess_layout(files: list[InputFile], max_expansion: float) -> Layout:
     shown = [sample.decode(errors="replace") for sample in samples if sample.strip()]
     if shown and all(is_wrapped(sample) for sample in shown):
         return "file"
+    if shown and all(_FIRST_TITLE.match(sample) for sample in samples if sample.strip()):
+        return "wikitext"
     tails = [_tail(file) for file in files[:_SAMPLE_FILES] if not file.compression]
     return "blank" if any(BLANK_LINE.search(part.lstrip()) for part in (*samples, *tails)) else "line"
 

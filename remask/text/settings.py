@@ -12,9 +12,12 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from remask.config import Config, setting, switch
+from remask.tables.form import TableForm
 
-Kind = Literal["auto", "text", "jsonl", "csv", "tsv", "parquet", "arrow", "html", "wikipedia", "warc", "hf", "pydocs"]
-Layout = Literal["guess", "blank", "line", "file"]
+Kind = Literal[
+    "auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "html", "wikipedia", "warc", "hf", "pydocs"
+]  # fmt: skip
+Layout = Literal["guess", "blank", "line", "file", "wikitext"]
 
 
 class StoriesSettings(Config):
@@ -24,7 +27,7 @@ class StoriesSettings(Config):
     keep_fraction: float = setting(0.1, "The share of the source's documents that is kept, best first.", gt=0, le=1)
 
 
-class SourceSettings(Config):
+class SourceSettings(TableForm):
     """One place that text comes from."""
 
     name: str = setting("corpus", "Names the source in shards, counts and logs.", pattern=r"^[A-Za-z0-9_-]{1,64}$")
@@ -59,7 +62,12 @@ class ReadSettings(Config):
     """From bytes to texts."""
 
     layout: Layout = switch(
-        "guess", "Plain text: a blank line ends a document, a line is one, or a file is one.", effect="data"
+        "guess",
+        "Plain text: a blank line ends a document, a line or a file is one, or WikiText's = Title = begins one.",
+        effect="data",
+    )
+    lacking_columns: Literal["refuse", "drop"] = setting(
+        "refuse", "Where most rows have none of the text columns: end with an error, or go on without them."
     )
     invalid_utf8: Literal["replace", "drop"] = switch(
         "replace", "Bytes that are not UTF-8: put U+FFFD in their place, or drop the document.", effect="data"
@@ -203,7 +211,12 @@ class TextSettings(Config):
     dedup: DedupSettings = DedupSettings()
     sentences: SentenceSettings = SentenceSettings()
     heldout_fraction: float = switch(
-        0.01, "Share of the documents held out, by their hash.", effect="data", samples=[0.0, 0.2], ge=0, lt=1
+        0.01,
+        "Share of the documents held out, by their hash; above 0, a document or a passage at least.",
+        effect="data",
+        samples=[0.0, 0.2],
+        ge=0,
+        lt=1,
     )
     max_bytes: int | None = switch(
         None, "Size cap of the whole mix; each source gets its share.", effect="data", samples=[3_000], gt=0

@@ -22,6 +22,7 @@ from remask.tokenizer import words
 from remask.tokenizer.codec import Tokenizer
 
 Newlines = Literal["none", "token", "space"]
+ChineseWords = Literal["characters", "jieba"]
 BLOCK_BYTES = 1_000_000  # encoded at a time: small enough for the arrays to stay in the cache
 MIN_PORTION_BYTES, MAX_PORTION_BYTES = 4_000_000, 64_000_000  # of a task, and of a token shard
 MAX_WORDS_SEEN = 400_000  # about 100 MB
@@ -187,8 +188,10 @@ def agrees(tokenizer: Tokenizer, pieces: Sequence[bytes]) -> bool:
 class BlockEncoder:
     """Documents as bytes -> Encoded. `fast`: through gigatoken, for byte-level BPE only."""
 
-    def __init__(self, tokenizer: Tokenizer, newlines: Newlines, fast: bool) -> None:
-        self.tokenizer, self._newlines = tokenizer, newlines
+    def __init__(
+        self, tokenizer: Tokenizer, newlines: Newlines, fast: bool, chinese_words: ChineseWords = "characters"
+    ) -> None:
+        self.tokenizer, self._newlines, self._chinese_words = tokenizer, newlines, chinese_words
         assert not fast or tokenizer.kind == "byte-bpe"
         if tokenizer.kind == "byte-bpe":
             self._pieces = _gigatoken(tokenizer) if fast else WordTable(tokenizer)
@@ -215,6 +218,8 @@ class BlockEncoder:
         places = before
         places += np.repeat(begins - before[firsts], counts)
         pre, starts = self._starts.find(ids, places, text, firsts)
+        if self._chinese_words == "jieba":
+            words.join_chinese(text, places, starts)
         return _assemble(ids, counts, begins, offsets, places, pre, starts, _word_places(sentences, text))
 
     def _by_library(
@@ -233,10 +238,18 @@ class BlockEncoder:
             places.append(place[_visible_begins(line, spans, firsts)])
             pre.append(firsts)
             starts.append(words.token_word_starts(line, spans))
-        joined = [np.concatenate(part) if part else np.zeros(0, np.int64) for part in (ids, places, pre, starts)]
-        count = np.array(counts, np.int64)
+        all_places, word_starts = _joined(places, np.int64), _joined(starts, bool)
+        if self._chinese_words == "jieba":
+            words.join_chinese(text, all_places, word_starts)
         return _assemble(
-            joined[0], count, begins, offsets, joined[1], joined[2].astype(bool), joined[3].astype(bool), sentences
+            ids=_joined(ids, np.int64),
+            counts=np.array(counts, np.int64),
+            begins=begins,
+            offsets=offsets,
+            places=all_places,
+            pre=_joined(pre, bool),
+            starts=word_starts,
+            sentences=sentences,
         )
 
     def _pre_token_starts(self, numbers: list[int | None]) -> np.ndarray:
@@ -246,6 +259,10 @@ class BlockEncoder:
             return np.ones(len(numbers), bool)
         plain = np.array([-1 if number is None else number for number in numbers], np.int64)
         return (np.diff(plain, prepend=-1) != 0) | (plain == -1)
+
+
+def _joined(parts: Sequence[np.ndarray], kind: type) -> np.ndarray:
+    return np.concatenate(parts).astype(kind) if parts else np.zeros(0, kind)
 
 
 def _visible_begins(line: str, spans: np.ndarray, firsts: np.ndarray) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Vocabularies in the layouts of others: GPT-2's `encoder.json` + `vocab.bpe`, and RoBERTa's (the same two files with
-fairseq's `dict.txt`), or `vocab.json` + `merges.txt`.
+fairseq's `dict.txt`), or `vocab.json` + `merges.txt`; and BERT's `vocab.txt`.
 
-Out: the content of a tokenizer.json with RoBERTa's special tokens in RoBERTa's places: `<s>` 0, `<pad>` 1, `</s>` 2,
-`<unk>` 3, then the entries in dict.txt's order (or GPT-2's own), `<mask>` last. Not here: tokenizer.json itself.
+Out: the content of a tokenizer.json. Byte-level ones have RoBERTa's special tokens in RoBERTa's places: `<s>` 0,
+`<pad>` 1, `</s>` 2, `<unk>` 3, then the entries in dict.txt's order (or GPT-2's own), `<mask>` last. BERT's keep their
+ids. Not here: tokenizer.json itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from remask.errors import DataError
 FIRST_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
 MAX_FILE_BYTES = 100_000_000
+WORDS = "vocab.txt"
+_WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
 def byte_bpe(entries: list[str], merges: list[tuple[str, str]]) -> dict[str, Any]:
@@ -66,6 +69,8 @@ def byte_bpe(entries: list[str], merges: list[tuple[str, str]]) -> dict[str, Any
 
 def read_tables(path: Path) -> dict[str, Any]:
     """From a folder with the tables, or one of its files."""
+    if path.name == WORDS and path.is_file():
+        return _read_wordpiece(path)
     folder = path if path.is_dir() else path.parent
     for tables in (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt")):
         if all((folder / name).is_file() for name in tables):
@@ -79,10 +84,72 @@ def read_tables(path: Path) -> dict[str, Any]:
                 if not {left, right, left + right} <= known:
                     raise DataError(f"{tables[1]}: {left} {right} is no merge of entries of {tables[0]}")
             return byte_bpe(entries, merges)
+    if (folder / WORDS).is_file():
+        return _read_wordpiece(folder / WORDS)
     raise DataError(
-        "no vocabulary here: tokenizer.json, encoder.json + vocab.bpe (with or without dict.txt) or "
-        "vocab.json + merges.txt is needed"
+        "no vocabulary here: tokenizer.json, encoder.json + vocab.bpe (with or without dict.txt), "
+        "vocab.json + merges.txt or vocab.txt is needed"
     )
+
+
+def _read_wordpiece(path: Path) -> dict[str, Any]:
+    """BERT's table: the line's number is the id. tokenizer_config.json beside it says how text is normalised; where
+    there is none, a table with capital letters is a cased one."""
+    entries = [line.rstrip("\r") for line in _read(path).removesuffix("\n").split("\n")]
+    vocabulary = {name: number for number, name in enumerate(entries)}
+    if len(vocabulary) != len(entries):
+        twice = next(name for number, name in enumerate(entries) if vocabulary[name] != number)
+        raise DataError(f"{path.name}: the entry {twice[:40]!r} stands twice")
+    if missing := [name for name in _WORDPIECE_SPECIALS if name not in vocabulary]:
+        raise DataError(f"{path.name}: has no {', '.join(missing)}")
+    config = _read_object(path.with_name("tokenizer_config.json"))
+    if added := sorted(_read_object(path.with_name("added_tokens.json")).keys() - vocabulary.keys()):
+        raise DataError(f"added_tokens.json adds {added[0][:40]!r} to {path.name}: only a tokenizer.json can hold it")
+    has_capitals = any(name != name.lower() for name in entries if not (name.startswith("[") and name.endswith("]")))
+    flags = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": vocabulary[name], "content": name, **flags}
+            for name in sorted(_WORDPIECE_SPECIALS, key=vocabulary.__getitem__)
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": bool(config.get("tokenize_chinese_chars", True)),
+            "strip_accents": config.get("strip_accents"),
+            "lowercase": bool(config.get("do_lower_case", not has_capitals)),
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "BertProcessing",
+            "sep": ["[SEP]", vocabulary["[SEP]"]],
+            "cls": ["[CLS]", vocabulary["[CLS]"]],
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": {
+            "type": "WordPiece",
+            "unk_token": "[UNK]",
+            "continuing_subword_prefix": "##",
+            "max_input_chars_per_word": 100,
+            "vocab": vocabulary,
+        },
+    }
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """A JSON object; an empty one where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(_read(path))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path.name} is not JSON: {str(error)[:100]}") from None
+    if not isinstance(content, dict):
+        raise DataError(f"{path.name} is not a JSON object")
+    return content
 
 
 def _read(path: Path) -> str:

@@ -18,8 +18,8 @@ class TokenizerSettings(Config):
 
     path: Path | None = setting(
         None,
-        "an existing vocabulary instead of training one: a folder, a tokenizer.json, or a folder with GPT-2's "
-        "encoder.json and vocab.bpe, with RoBERTa's dict.txt or without",
+        "an existing vocabulary instead of training one: a folder, a tokenizer.json, BERT's vocab.txt, or a "
+        "folder with GPT-2's encoder.json and vocab.bpe, with RoBERTa's dict.txt or without",
     )
     kind: Literal["byte-bpe", "wordpiece"] = switch(
         "byte-bpe", "RoBERTa's byte-level BPE (section 4.4), or BERT's WordPiece on normalised text", effect="data"
@@ -35,6 +35,10 @@ class TokenizerSettings(Config):
         "a newline inside a document yields no token (each line is encoded by itself, as RoBERTa's preprocessing "
         "did), is encoded like any other character, or reads as a space",
         effect="data",
+    )
+    chinese_words: Literal["characters", "jieba"] = setting(
+        "characters",
+        "what whole-word masking takes for a word of Chinese: every character, or the words of jieba (extra `zh`)",
     )
     accelerator: Literal["auto", "none"] = switch(
         "auto",

@@ -1,7 +1,8 @@
 """Where words start among tokens, for whole-word masking, and where pre-tokens start, for sentence boundaries.
 
 A word is what stands between two white spaces, with leading and trailing punctuation split off; in scripts written
-without spaces (Chinese, Japanese, Thai, ...) every character is a word. A word owns the one space before it, as
+without spaces (Chinese, Japanese, Thai, ...) every character is a word, unless a segmenter is asked for the words of
+Chinese (`join_chinese`). A word owns the one space before it, as
 GPT-2's pre-tokens do. `unit_starts` says this for the characters of a text and serves any tokenizer; `TokenStarts`
 says the same for byte-level BPE from tables by id, vectorised over millions of tokens. Here a pre-token is GPT-2's:
 a run of letters, of numbers or of other characters with the space before it, or a contraction such as 's.
@@ -16,6 +17,8 @@ from functools import lru_cache
 
 import numpy as np
 from tokenizers import pre_tokenizers
+
+from remask.errors import UnavailableError
 
 # Classes of characters. OTHER is punctuation and symbols; BARE are letters of scripts without spaces. GPT-2's pattern
 # knows letters, numbers and the rest, marks being the rest: that class is in the two lowest bits.
@@ -142,6 +145,34 @@ def token_word_starts(text: str, spans: np.ndarray) -> np.ndarray:
     first = units[np.minimum(spans[:, 0], len(text) - 1)]
     last = units[np.clip(spans[:, 1] - 1, spans[:, 0].clip(max=len(text) - 1), len(text) - 1)]
     return np.concatenate([[True], first[1:] != last[:-1]])
+
+
+# ----------------------------------------------------------------------------------- Chinese, by a segmenter
+
+_HAN_RUN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]{2,}")
+
+
+def check_segmenter() -> None:
+    try:
+        import rjieba  # noqa: F401
+    except ImportError:
+        raise UnavailableError("tokenizer.words = jieba: needs the zh extra: pip install 'remask[zh]'") from None
+
+
+def join_chinese(text: np.ndarray, begins: np.ndarray, starts: np.ndarray) -> None:
+    """Tokens that begin within a Chinese word, as jieba cuts the text, start no word any more. `text` is valid UTF-8
+    (uint8), `begins` each token's first byte in it; changes `starts`."""
+    import rjieba
+
+    decoded = text.tobytes().decode()
+    places = np.flatnonzero((text & 0xC0) != 0x80)  # first byte of every character
+    is_inside = np.zeros(len(text) + 1, bool)
+    for run in _HAN_RUN.finditer(decoded):
+        lengths = np.array([len(word) for word in rjieba.cut(run.group())])
+        inside = np.ones(run.end() - run.start(), bool)
+        inside[np.cumsum(lengths) - lengths] = False
+        is_inside[places[run.start() : run.end()][inside]] = True
+    starts &= ~is_inside[begins]
 
 
 # --------------------------------------------------------------------------- byte-level BPE, by tables over ids

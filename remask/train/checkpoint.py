@@ -148,10 +148,10 @@ class Checkpoints:
         """The newest that verifies; damaged ones are set aside, with a word. What a kill left over is removed."""
         for left_over in [*self.folder.glob(".step-*"), *self.folder.glob(".deleted-*")]:
             shutil.rmtree(left_over, ignore_errors=True)
-        found = newest(self.folder, "step-*", STAGE, self._warn)
-        if found is not None:
-            self._verified.add(found.folder)
-        return found
+        artifact = newest(self.folder, "step-*", STAGE, self._warn)
+        if artifact is not None:
+            self._verified.add(artifact.folder)
+        return artifact
 
     def drop_after(self, step: int) -> None:
         """The run goes back to `step`: later ones are not its past any more."""

@@ -1,33 +1,31 @@
-"""The one training loop: pretraining, fine-tuning and ablations hand it a model, batches and an objective.
+"""The one training loop: pretraining, fine-tuning and ablations hand it a model, batches and an objective in a Job.
 
-In: a `BatchSource` (pure in its cursor), an `Objective`, TrainSettings, a folder. Out: checkpoints, metrics.jsonl and
-a `TrainResult`. A run that was killed at any moment goes on by the same call and ends with the same bits: whatever
-decides the next step is a pure function of the seed and of the state that the session keeps in the checkpoint.
-Not here: masks, tasks, networks; how a step's update is judged (guard); how state is kept (session, checkpoint).
+In: a `Training`, opened at its start or where it stopped. Out: checkpoints, metrics.jsonl and a `TrainResult`. A run
+that was killed at any moment goes on by the same calls and ends with the same bits: whatever decides the next step is
+a pure function of the seed and of what the checkpoint holds. Not here: masks, tasks, networks; gradients and updates
+(session); log, evaluations, checkpoints, rollbacks (training).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
-from torch import nn
-
 from remask.allocator import keep_freed_memory
-from remask.artifacts import lock
-from remask.errors import Stopped
-from remask.progress import Progress, Stage
-from remask.schema import BatchSource, Objective
-from remask.train.ahead import Ahead
-from remask.train.budget import Evaluate
-from remask.train.checkpoint import Files
-from remask.train.distributed import World
-from remask.train.session import GO_ON, Session
-from remask.train.settings import TrainSettings
-from remask.train.step import forward_backward
+from remask.errors import Stopped, UnavailableError
+from remask.progress import Stage
+from remask.schema import Batch, BatchSource
+from remask.train.session import forward_backward
+from remask.train.training import GO_ON, Training
+
+Taken = tuple[list[Batch], dict[str, Any]]
+
+_LAST_SECONDS = 5.0  # for a thread to end when the run does; one that hangs is left behind
 
 
 @dataclass(frozen=True)
@@ -39,75 +37,41 @@ class TrainResult:
     checkpoint: Path
 
 
-def train(
-    *,
-    model: nn.Module,
-    batches: BatchSource,
-    objective: Objective,
-    settings: TrainSettings,
-    folder: Path,
-    identity: Mapping[str, Any],
-    carried: Files,
-    evaluate: Evaluate | None,
-    progress: Progress,
-    seed: int,
-    allow_change: Sequence[str] = (),
-    world: World | None = None,
-    name: str = "train",
-    locked: bool = False,
-    flops_per_token: float = 0.0,
-    started: Callable[[], None] | None = None,
-    spent_seconds: float = 0.0,
-) -> TrainResult:
-    """Train until the budget is used, going on where an earlier call in this folder stopped.
-
-    `locked`: the caller holds the folder's lock already. `flops_per_token`: of a step, forward and backward; given, the
-    share of the machine's peak (perf/mfu) is logged. `started` is called once it is settled that the folder's run is
-    this one and goes on: one that is refused, or has nothing left to do, leaves what was written of it.
-    `spent_seconds`: what making the model took, which is part of a budget of minutes.
-    """
-    world = world or World()
+def train(training: Training) -> TrainResult:
+    """Train until the budget is used, or an evaluation says that it is enough."""
+    session, settings = training.session, training.job.settings
     keep_freed_memory()
-    with ExitStack() as stack:
-        if world.is_first and not locked:
-            stack.enter_context(lock(folder))
-        run = Session(
-            model, objective, settings, folder, identity, carried, progress, seed, world, flops_per_token, spent_seconds
-        )
-        stack.callback(run.close)
-        batches = run.restore_or_start(batches, evaluate, allow_change)
-        if started is not None and run.step < run.num_steps:
-            started()
-        ahead = stack.enter_context(Ahead(batches, settings.prefetch, settings.batch_timeout_seconds))
-        stage = stack.enter_context(progress.stage(name, run.num_steps, "steps"))
-        stage.resume_at(run.step)
-
-        while run.step < run.num_steps:
-            micro_batches, next_cursor = ahead.take(run.cursor)
-            step = forward_backward(run, micro_batches)
+    with (
+        Ahead(training.batches, settings.prefetch, settings.batch_timeout_seconds) as ahead,
+        training.progress.stage(training.job.name, training.num_steps, "steps") as stage,
+    ):
+        stage.resume_at(training.step)
+        while not training.is_over:
+            micro_batches, next_cursor = ahead.take(training.cursor)
+            step = forward_backward(session, micro_batches)
             if step is None:
-                run.save(planned=False)
-                raise Stopped(f"stopped after step {run.step:,}, saved; {GO_ON}")
-            reason = run.judge(step)
+                training.save(planned=False)
+                raise Stopped(f"stopped after step {training.step:,}, saved; {GO_ON}")
+            reason = session.judge(step)
             if not reason:
-                run.update(step)
-            run.finish_step(step, micro_batches, next_cursor, reason)
-            if run.must_roll_back:
-                run.roll_back()
+                session.update(step, training.num_steps)
+            training.finish_step(step, micro_batches, next_cursor, reason)
+            if training.must_roll_back:
+                training.roll_back()
                 continue
-            if run.is_due(settings.log_every) or run.step == run.num_steps:
-                run.write_metrics()
-            if run.is_due(run.eval_every) or run.step == run.num_steps:
-                run.evaluate(evaluate)
-            run.save_if_due()
-            _show(stage, run)
-        return TrainResult(run.step, dict(run.last_metrics), run.last_checkpoint)
+            if training.follow_the_clock():
+                ahead.read_from(training.batches)
+            training.log_if_due()
+            training.evaluate_if_due()
+            training.save_if_due()
+            _show(stage, training)
+    return TrainResult(training.step, dict(training.last_metrics), training.last_checkpoint)
 
 
-def _show(stage: Stage, run: Session) -> None:
+def _show(stage: Stage, training: Training) -> None:
     """The numbers of the last step, and of the last line of the log and the last evaluation where there are some."""
-    known = run.last_metrics | run.last_speed
-    words = [f"loss {run.shown_loss:.3f}"]
+    known = training.last_metrics | training.last_speed
+    words = [f"loss {training.shown_loss:.3f}"]
     for name, form in (
         ("eval/loss", "held-out {:.3f}"),
         ("eval/perplexity", "perplexity {:.1f}"),
@@ -117,4 +81,63 @@ def _show(stage: Stage, run: Session) -> None:
     ):
         if name in known:
             words.append(form.format(known[name]))
-    stage.update(run.step, " · ".join([*words, f"lr {run.learning_rate:.2e}"]))
+    words.append(f"lr {training.session.learning_rate:.2e}")
+    stage.update(training.step, " · ".join(words), total=training.num_steps)
+
+
+class Ahead:
+    """The next batch, made in a thread while this one is computed: `take` like the source's own, one step ahead.
+
+    A cursor other than the expected one (after a rollback) drops what was made ahead. A batch that does not come within
+    the time limit (a disk that hangs) ends the run with one line. There are no worker processes that could be killed
+    alone: masks and batches are made here, in the process that trains."""
+
+    def __init__(self, source: BatchSource, in_thread: bool, timeout_seconds: float) -> None:
+        self._source, self._in_thread, self._timeout_seconds = source, in_thread, timeout_seconds
+        self._expected: dict[str, Any] | None = None
+        self._coming: Future[Taken] | None = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Ahead:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._thread is not None and kind is not UnavailableError:
+            self._thread.join(_LAST_SECONDS)
+
+    def read_from(self, source: BatchSource) -> None:
+        """Go on with another source; what was made ahead is dropped."""
+        self._source, self._coming = source, None
+
+    def take(self, cursor: dict[str, Any]) -> Taken:
+        if not self._in_thread:
+            return self._source.take(cursor)
+        if self._coming is None or self._expected != cursor:
+            self._start(cursor)
+        taken = self._arrived()
+        self._start(taken[1])
+        return taken
+
+    def _start(self, cursor: dict[str, Any]) -> None:
+        self._expected, self._coming = cursor, Future()
+        # A daemon, so that a source that hangs does not keep the process from ending.
+        work = (self._source, cursor, self._coming)
+        self._thread = threading.Thread(target=_make, args=work, name="batches", daemon=True)
+        self._thread.start()
+
+    def _arrived(self) -> Taken:
+        assert self._coming is not None
+        wait([self._coming], timeout=self._timeout_seconds)
+        if not self._coming.done():
+            raise UnavailableError(
+                f"no batch within {self._timeout_seconds:g} s (train.batch_timeout_seconds): is the disk of the data "
+                "still there? Run the same command again to go on"
+            )
+        return self._coming.result()
+
+
+def _make(source: BatchSource, cursor: dict[str, Any], coming: Future[Taken]) -> None:
+    try:
+        coming.set_result(source.take(cursor))
+    except BaseException as error:
+        coming.set_exception(error)

@@ -4,11 +4,13 @@ In: a model and TrainSettings. Out: an `Optimizer` with `step(learning_rate)`, `
 tensors are named after the parameters, so that they go into a safetensors file. AdamW as in RoBERTa (b2 0.98, eps
 1e-6, decoupled decay, none on biases and norms), LAMB as in arXiv 1904.00962 (v3), Muon as in its author's notes with
 the scale that makes one learning rate serve both (0.2 sqrt(max side), arXiv 2502.16982). Where parameters are divided
-among ranks, all of this is about the own rows, and `Shards` tells what only whole ones can. Not here: the schedule.
+among ranks, all of this is about the own rows, and `Shards` tells what only whole ones can. Also the schedule: linear
+warmup and decay is section 2.4 of RoBERTa's paper, `stable` is warmup-stable-decay.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,14 +60,18 @@ class Optimizer:
     def parameters(self) -> list[Tensor]:
         return list(self._names)
 
+    @property
+    def gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self._names if parameter.grad is not None]
+
     def state(self) -> dict[str, Tensor]:
         """`{parameter name}.{moment}` -> tensor, in a fixed order; empty before the first step."""
-        found: dict[str, Tensor] = {}
+        by_name: dict[str, Tensor] = {}
         for part in self._parts:
             for parameter, moments in part.state.items():
                 for key, tensor in sorted(moments.items()):
-                    found[f"{self._names[parameter]}.{key}"] = tensor
-        return dict(sorted(found.items()))
+                    by_name[f"{self._names[parameter]}.{key}"] = tensor
+        return dict(sorted(by_name.items()))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """The state that `state()` gave; every tensor must find its parameter."""
@@ -83,6 +89,29 @@ class Optimizer:
                     "its own, and a new one starts from its model (--init-from)"
                 )
             part.state[parameter][key] = tensor.to(parameter.device, copy=True)
+
+
+def warmup_steps(settings: TrainSettings, num_steps: int) -> int:
+    return round(settings.warmup * num_steps) if settings.warmup < 1 else int(settings.warmup)
+
+
+def lr_fraction(settings: TrainSettings, step: int, num_steps: int) -> float:
+    """The share of the peak for update number `step` (the first is 1, the last is `num_steps`).
+
+    The first update of a warmup already moves (1/warmup), and the last one of a decay still does.
+    """
+    warmup = warmup_steps(settings, num_steps)
+    if step <= warmup:
+        return step / warmup
+    left = (num_steps - step + 1) / (num_steps - warmup + 1)  # just under 1 after the warmup, near 0 at the end
+    if settings.schedule == "linear":
+        share = left
+    elif settings.schedule == "cosine":
+        share = 0.5 * (1 + math.cos(math.pi * (1 - left)))
+    else:
+        decay_steps = max(1, round(settings.decay * num_steps))
+        share = min(1.0, (num_steps - step + 1) / (decay_steps + 1))
+    return settings.final_lr_fraction + (1 - settings.final_lr_fraction) * share
 
 
 def decays(name: str, parameter: nn.Parameter) -> bool:
@@ -103,10 +132,10 @@ def _by_scale(model: Any, named: list[tuple[str, nn.Parameter]], settings: Train
     """Layer-wise decay (ULMFiT, ELECTRA): every layer takes a share of the rate of the one above it."""
     if settings.layer_decay == 1.0:
         return {1.0: named}
-    found: dict[float, list[tuple[str, nn.Parameter]]] = {}
+    scaled: dict[float, list[tuple[str, nn.Parameter]]] = {}
     for name, parameter in named:
-        found.setdefault(settings.layer_decay ** model.layers_above(name), []).append((name, parameter))
-    return found
+        scaled.setdefault(settings.layer_decay ** model.layers_above(name), []).append((name, parameter))
+    return scaled
 
 
 def _build(

@@ -9,18 +9,26 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from remask.progress import duration
-from remask.train.schedule import warmup_steps
+from remask.train.optim import warmup_steps
 from remask.train.settings import TrainSettings
 
 PAPER_RATES = ((131_072, 1e-4), (1_048_576, 7e-4), (4_194_304, 1e-3))  # tokens a step, peak learning rate
 MANY_EPOCHS = 40.0  # BERT's own number of passes; beyond it small corpora got worse, not better
 FAR_ABOVE, BASE_WIDTH = 5.0, 768  # times the papers' batch rule for networks of their sizes: a judgement, not a trial
+BEYOND = 100.0  # times the rule, and more the narrower the network: orders above it, a judgement too
+FAIR_SHARE = 0.35  # of the pairs that either answer of the sentence loss must have at least
+PAIRED_SHARE = 0.5  # of the rows that must be pairs, for a sentence loss to be worth its name
 REACHED = 0.5  # of the speed of large matrix products, by steps of small and middle networks
 PLATEAU_RATE = 1e-3  # post-norm from this learning rate on stayed at word frequencies in trials (6 x 384, small batch)
+
+
+# LAMB divides by the size of the update, and Muon's rate is of another kind: both are used with larger ones.
+_OPTIMIZER = {"adamw": 1.0, "lamb": 10.0, "muon": 100.0}
 
 
 @dataclass(frozen=True)
@@ -105,70 +113,106 @@ def paper_rate(tokens_per_step: float) -> float:
 
 def lines(facts: Facts, settings: TrainSettings) -> list[str]:
     learning = "" if facts.trainable == facts.parameters else f", {_million(facts.trainable)} of them learn"
-    found = [f"model: {_million(facts.parameters)} parameters{learning}"]
+    shown = [f"model: {_million(facts.parameters)} parameters{learning}"]
     rows = f"{facts.rows_per_step:,.0f} rows, {facts.tokens_per_step:,.0f} tokens a step"
     if facts.num_steps is None:
-        found.append(f"data: {rows}; {facts.steps_per_epoch:,.0f} steps a pass; {settings.minutes:g} minutes")
+        shown.append(f"data: {rows}; {facts.steps_per_epoch:,.0f} steps a pass; {settings.minutes:g} minutes")
     else:
         read = f"{_million(facts.planned_tokens)} tokens = {facts.planned_passes:.2f} passes"
-        found.append(f"data: {rows}; {facts.num_steps:,} steps = {read}")
+        shown.append(f"data: {rows}; {facts.num_steps:,} steps = {read}")
     if facts.first_rows is not None:
-        found.append(
+        shown.append(
             f"batch: grows from {facts.first_rows:,} to {facts.rows_per_step:,.0f} rows in the first "
             f"{facts.growing_share:.0%} of the steps"
         )
     if facts.short_length is not None:
-        found.append(
+        shown.append(
             f"rows: {facts.short_length} tokens in the first {facts.short_share:.0%} of the steps, then {facts.length}"
         )
-    found.append(
+    shown.append(
         f"learning rate: {settings.learning_rate:g} by {settings.optimizer}, {settings.schedule}; the paper's rule for "
         f"the base size says {paper_rate(facts.tokens_per_step):.1e} at this batch; smaller networks bear more"
     )
     disk = f"{_bytes((settings.keep_checkpoints + 1) * facts.checkpoint_bytes)} of disk for checkpoints"
     each = " for each rank" if facts.ranks > 1 else ""
-    found.append(f"needs about {_bytes(facts.memory_bytes)} of memory{each} and {disk}")
+    shown.append(f"needs about {_bytes(facts.memory_bytes)} of memory{each} and {disk}")
     if facts.ranks > 1:
-        found.append(
+        shown.append(
             f"ranks: {facts.ranks} by {facts.parallel}, micro-batches a step: {facts.micro_batches:,}; each sends "
             f"about {_bytes(facts.traffic_bytes)} a step and receives as much"
         )
     if facts.num_steps is not None and facts.flops_per_second:
         seconds = facts.planned_tokens * facts.flops_per_token / (REACHED * facts.flops_per_second)
-        found.append(f"takes about {duration(seconds)} on this machine (from its speed at matrix products; rough)")
-    return found
+        shown.append(f"takes about {duration(seconds)} on this machine (from its speed at matrix products; rough)")
+    return shown
 
 
 def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
-    found = []
+    warned = []
     small_batch = facts.tokens_per_step < PAPER_RATES[0][0]
     if facts.post_norm and small_batch and settings.learning_rate >= PLATEAU_RATE and facts.hidden_size >= 384:
-        found.append(
+        warned.append(
             f"learning rate {settings.learning_rate:g} with norm: post is known to stay at word frequencies or to "
             "diverge with small batches; 5e-4, or model.norm=pre, does not"
         )
     rule = paper_rate(facts.tokens_per_step)
     wide = facts.post_norm and facts.hidden_size >= BASE_WIDTH
     if wide and settings.optimizer == "adamw" and settings.learning_rate > FAR_ABOVE * rule:
-        found.append(
+        warned.append(
             f"learning rate {settings.learning_rate:g} is {settings.learning_rate / rule:.0f} times the paper's rule "
             f"for this batch ({rule:.1e}): a network as wide as base may diverge; a larger data.batch.num_rows or a "
             "lower rate is safer"
         )
+    bearable = _OPTIMIZER[settings.optimizer] * BEYOND * rule * max(1.0, BASE_WIDTH / facts.hidden_size)
+    if not (wide and settings.optimizer == "adamw") and settings.learning_rate > bearable:
+        warned.append(
+            f"learning rate {settings.learning_rate:g} is {settings.learning_rate / rule:,.0f} times the paper's rule "
+            f"for this batch ({rule:.1e}), far above what smaller networks bear: it will likely diverge or stay at "
+            f"word frequencies; far below {_round_down(bearable):g} is safer"
+        )
     if facts.post_norm and settings.warmup == 0:
-        found.append("norm: post without a warmup is known to diverge; train.warmup=0.06 is a good start")
+        warned.append("norm: post without a warmup is known to diverge; train.warmup=0.06 is a good start")
     if facts.num_steps is not None:
         epochs = facts.planned_passes
         if epochs > MANY_EPOCHS:
-            found.append(
+            warned.append(
                 f"the corpus is small for {facts.num_steps:,} steps: every passage would be read {epochs:,.0f} times; "
                 f"{max(1, int(facts.num_steps * MANY_EPOCHS / epochs)):,} steps or more text would serve better"
             )
         if warmup_steps(settings, facts.num_steps) >= facts.num_steps:
-            found.append(f"the warmup ({settings.warmup:g} steps) does not end within {facts.num_steps:,} steps")
+            warned.append(f"the warmup ({settings.warmup:g} steps) does not end within {facts.num_steps:,} steps")
     if facts.free_bytes < (settings.keep_checkpoints + 1) * facts.checkpoint_bytes:
-        found.append(f"only {_bytes(facts.free_bytes)} of disk are free there")
-    return found
+        warned.append(f"only {_bytes(facts.free_bytes)} of disk are free there")
+    return warned
+
+
+def data_warnings(
+    data: Mapping[str, Any], *, sentence_loss: str = "none", causal_share: float = 0.0, repeat: str = "dynamic"
+) -> list[str]:
+    """What the counts of the rows (`Batches.describe`) say against the settings."""
+    warned = []
+    names = ("real_pairs", "false_pairs", "examples")
+    real, false, rows = (sum(source.get(name, 0) for source in data["sources"].values()) for name in names)
+    pairs = max(real + false, 1)
+    advice = "since most documents have one sentence; longer documents, or sentence_loss=none, serve better"
+    if sentence_loss != "none" and real + false < PAIRED_SHARE * rows:
+        share = (real + false) / max(rows, 1)
+        warned.append(f"data.sentence_loss = {sentence_loss}: only {share:.0%} of the rows are pairs, {advice}")
+    elif sentence_loss != "none" and not FAIR_SHARE <= real / pairs <= 1 - FAIR_SHARE:
+        warned.append(f"data.sentence_loss = {sentence_loss}: {false / pairs:.0%} of the pairs are negatives, {advice}")
+    if causal_share and repeat == "static":
+        warned.append(
+            f"data.masking.repeat = static with objective.causal_share = {causal_share:g}: which rows are read left to "
+            f"right is drawn with the mask, so {causal_share:.0%} of the text never has the masked loss; "
+            "repeat=dynamic draws anew in every pass"
+        )
+    return warned
+
+
+def _round_down(number: float) -> float:
+    """To one digit, for a person."""
+    scale = 10.0 ** math.floor(math.log10(number))
+    return math.floor(number / scale) * scale
 
 
 def _bytes(number: float) -> str:

@@ -59,12 +59,12 @@ def _whole_shape(name: str, tensor: Tensor, shapes: Mapping[str, tuple[int, ...]
 
 
 def _own(tensors: Mapping[str, tuple[Tensor, tuple[int, ...]]], shards: Shards) -> dict[str, Slice]:
-    found = {}
+    slices_by_name = {}
     for name, (tensor, shape) in tensors.items():
         divided = tuple(tensor.shape) != shape
         if tensor.numel() if divided else shards.rank == 0:
-            found[name] = Slice(tensor, shape, shards.rows(shape[0]).start if divided else 0)
-    return found
+            slices_by_name[name] = Slice(tensor, shape, shards.rows(shape[0]).start if divided else 0)
+    return slices_by_name
 
 
 def _rank_file(rank: int) -> str:
@@ -208,8 +208,8 @@ def load_model(model: nn.Module, stored: Stored, kind: str, shards: Shards) -> N
 
 def load_state(stored: Stored, kind: str, shards: Shards) -> dict[str, Tensor]:
     """All tensors of a kind, of each the rows that are this rank's."""
-    found = {}
+    tensors = {}
     for name in stored.names(kind):
         shape = stored.shape(kind, name)
-        found[name] = stored.read(kind, name, shards.rows(shape[0]) if shape else None)
-    return found
+        tensors[name] = stored.read(kind, name, shards.rows(shape[0]) if shape else None)
+    return tensors

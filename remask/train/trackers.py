@@ -76,8 +76,8 @@ class Trackers:
         except Exception as error:  # whatever a foreign library raises: the training is worth more
             self._names.remove(name)
             self._open.pop(name, None)
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self._warn(f"tracker {name} failed and is off for the rest of this run: {said[:200]}")
+            first_line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self._warn(f"tracker {name} failed and is off for the rest of this run: {first_line[:200]}")
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
@@ -211,10 +211,10 @@ class MLflow:
 
 
 def _flat(config: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+    pairs: list[tuple[str, Any]] = []
     for key, value in config.items():
-        found += _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else [(f"{before}{key}", value)]
-    return found
+        pairs += _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else [(f"{before}{key}", value)]
+    return pairs
 
 
 TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}

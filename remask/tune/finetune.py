@@ -55,11 +55,17 @@ def score_lines(values: Mapping[str, Any], tables: Mapping[str, Any], origin: st
     lines = []
     for table in ("table", "tags"):  # of tags: by type of entity, then by tag of word
         lines += [metrics.render(tables[table]), ""] if table in tables else []
+    baseline, count = values["data"]["baseline"], values["data"].get("dev", values["data"].get("test", 0))
+    header = f"  {'':24} {'score':>8}  {'':25}"
+    lines.append(f"{header}  always the same answer" if baseline else header.rstrip())
     for name, spread in values["spread"].items():
         mark = "*" if name == values["metric"] else " "
-        over = f"  ({spread['low']:.4f} to {spread['high']:.4f})" if len(spread["seeds"]) > 1 else ""
-        lines.append(f"{mark} {name:24} {spread['median']:.4f}{over}")
+        beside = metrics.certainty(name, spread, count)
+        least = f"  {baseline[name]:.4f}" if name in baseline else ""
+        lines.append(f"{mark} {name:24} {spread['median']:8.4f}  {beside:25}{least}".rstrip())
+    if "ensemble" in values:
+        together = values["ensemble"]
+        score = together["metrics"][values["metric"]]
+        lines.append(f"  {'ensemble of ' + str(together['models']):24} {score:8.4f}  {values['metric']}")
     lines.append(f"  {origin}")
-    if "majority_accuracy" in values["data"]:
-        lines.append(f"  always the most frequent class: accuracy {values['data']['majority_accuracy']:.4f}")
     return [*lines, *(f"  note: {note}" for note in values["notes"])]

@@ -7,7 +7,6 @@ training.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import artifacts
-from remask.config import dump, fingerprint
+from remask.config import fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
 from remask.tasks.kind import Problem, TaskSource
@@ -25,10 +24,10 @@ from remask.tune.settings import FinetuneRun, TaskFiles
 from remask.tune.units import Units
 
 if TYPE_CHECKING:
+    from remask.answer.reader import Reader
     from remask.model.network import Network
     from remask.model.settings import HeadSettings, ModelSettings
     from remask.model.store import Loaded
-    from remask.answer.reader import Reader
     from remask.task_objectives import TaskObjective
     from remask.tasks.rows import Rows
     from remask.tasks.settings import LossSettings
@@ -96,23 +95,17 @@ class Part:
     def stored(self) -> StoredTask:
         """What whoever asks the model must know of the task."""
         problem = self.problem
-        return StoredTask(
-            problem.task, problem.kind, problem.labels, problem.metric, self.files.table, self.files.rows
-        )
+        return StoredTask(problem.task, problem.kind, problem.labels, problem.metric, self.files.table, self.files.rows)
 
 
 def open_start(run: FinetuneRun) -> Start:
     from remask.answer.reader import open_reader
+    from remask.model.store import model_fingerprint
 
     if not run.init:
         raise ConfigError("init is needed: the model to start from (--init MODEL)")
     reader = open_reader(Path(run.init))
-    return Start(reader, _model_fingerprint(reader.loaded.folder))
-
-
-def _model_fingerprint(folder: Path) -> str:
-    weights = sorted(path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".json"))
-    return fingerprint([[path.name, artifacts.sha256_of(path)] for path in weights if path.name != artifacts.MANIFEST])
+    return Start(reader, model_fingerprint(reader.loaded.folder))
 
 
 def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progress, name: str = "") -> Part:
@@ -147,7 +140,10 @@ def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progre
 def head_settings(run: FinetuneRun, start: Start, problem: Problem) -> HeadSettings:
     from remask.model.settings import HeadSettings
 
-    pooling = start.loaded.heads.pooling if run.pooling == "model" else run.pooling
+    had = start.loaded.heads
+    pooling = had.pooling if run.pooling == "model" else run.pooling
+    if run.pooling == "model" and had.masked_lm and not (had.sentence or had.num_classes or had.choice):
+        pooling = "first"  # the mean of a masked LM is for embeddings; a head is put where the papers put it
     return HeadSettings.model_validate({**problem.kind.head(problem), "pooling": pooling})
 
 

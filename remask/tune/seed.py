@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from remask import artifacts, signals
 from remask.config import dump
@@ -20,6 +20,9 @@ from remask.errors import Stopped
 from remask.progress import Progress, duration
 from remask.train.settings import TrainSettings
 from remask.tune.settings import FinetuneRun
+
+if TYPE_CHECKING:
+    from remask.train.job import Evaluation
 
 # RoBERTa base's rate at its width, LoRA's of its paper's RoBERTa runs, and a rate that fresh heads alone take well.
 # Narrow networks take more (measured: EXPERIMENTS.md, "Rates for narrow networks"), at most what a start from random
@@ -73,7 +76,9 @@ def one_seed(
     setup: Trainable, folder: Path, seed: int, progress: Progress, world: Any, report: Report | None = None
 ) -> dict[str, Any]:
     """Train one seed, keep its best evaluation's weights; gives that evaluation."""
+    from remask.train.job import Job
     from remask.train.loop import train
+    from remask.train.training import Training
 
     done = folder / "result.json"
     if done.is_file() and (folder / "best").is_dir():  # a run that lost in a grid has no weights left
@@ -82,18 +87,25 @@ def one_seed(
     network = setup.build(seed)
     batches = setup.batches(seed, world.rank, world.size)
     every = max(1, round(batches.steps_per_epoch / run.evaluations))
-    objective = setup.objective(seed, network)
-    watch = Watch(setup, folder, objective, world, report)
+    watch = Watch(setup, folder, world, report)
     watch.restore()
     started = time.monotonic()
-    try:
-        train(
-            model=network, batches=batches, objective=objective, settings=train_settings(run, setup.width, every),
-            folder=folder, identity={**setup.identity, "seed": seed}, evaluate=watch.evaluate, progress=progress,
-            seed=seed, carried=setup.carried(network), allow_change=("run",), world=world,
-            name=f"fine-tune, seed {seed}",
-        )  # fmt: skip
-    except _Enough:
+    job = Job(
+        model=network,
+        batches=batches,
+        objective=setup.objective(seed, network),
+        settings=train_settings(run, setup.width, every),
+        folder=folder,
+        seed=seed,
+        identity={**setup.identity, "seed": seed},
+        carried=setup.carried(network),
+        evaluate=watch.evaluate,
+        allow_change=("run",),
+        name=f"fine-tune, seed {seed}",
+    )
+    with Training(job, progress, world) as training:
+        train(training)
+    if training.is_enough:
         progress.say(f"  no better score in {run.patience} evaluations: seed {seed} ends")
     result: dict[str, Any] = {
         "seed": seed,
@@ -130,31 +142,20 @@ def train_settings(run: FinetuneRun, width: int, every: int) -> TrainSettings:
     return TrainSettings.model_validate_json(json.dumps(values))
 
 
-class _Enough(Exception):
-    """The score has stopped improving."""
-
-
 class Watch:
     """Scores the model between steps, keeps the best weights on disk, and says when it is enough."""
 
-    def __init__(
-        self, setup: Trainable, folder: Path, objective: Any, world: Any, report: Report | None = None
-    ) -> None:
-        self._setup, self._folder, self._objective, self._world = setup, folder, objective, world
-        self._report = report
+    def __init__(self, setup: Trainable, folder: Path, world: Any, report: Report | None = None) -> None:
+        self._setup, self._folder, self._world, self._report = setup, folder, world, report
         self.history: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
-        self._is_timed = False
 
     def restore(self) -> None:
         """After a stop: evaluations up to the checkpoint that the loop goes on from count, later ones come again."""
         path = self._folder / "history.json"
-        steps = [int(p.name.removeprefix("step-")) for p in (self._folder / "checkpoints").glob("step-*")]
-        self._objective.step = max(steps, default=0)  # of an evaluation that a stop cut short
-        # A budget in minutes is planned by timing one evaluation of the untrained network: that is no score.
-        self._is_timed = self._setup.run.train.minutes is not None and not steps
         if not path.is_file():
             return
+        steps = [int(p.name.removeprefix("step-")) for p in (self._folder / "checkpoints").glob("step-*")]
         kept = json.loads(path.read_bytes())
         self.history = [entry for entry in kept["history"] if entry["step"] <= max(steps, default=0)]
         if kept["best"]["step"] in [entry["step"] for entry in self.history]:
@@ -167,12 +168,14 @@ class Watch:
         if self._world.any(signals.requested()):
             raise Stopped("stopped before the first step; run the same command again")
 
-    def evaluate(self, network: Any) -> dict[str, float]:
+    def evaluate(self, network: Any, step: int | None) -> Evaluation:
+        """A train.job.Evaluate."""
+        from remask.train.job import Evaluation
+
         setup = self._setup
-        result, step = setup.score(network, self._check), self._objective.step
-        if self._is_timed:
-            self._is_timed = False
-            return result["metrics"]
+        result = setup.score(network, self._check)
+        if step is None:  # only timed
+            return Evaluation(result["metrics"])
         self.history.append({"step": step, **result["metrics"]})
         if not self.best or result["score"] > self.best["score"]:
             self.best = {"step": step, **result}
@@ -182,7 +185,5 @@ class Watch:
             artifacts.write_json(self._folder / "history.json", {"history": self.history, "best": self.best})
         if self._report is not None:
             self._report(len(self.history), result["score"])
-        since = [entry["step"] for entry in self.history if entry["step"] > self.best["step"]]
-        if setup.run.patience and len(since) >= setup.run.patience:
-            raise _Enough
-        return result["metrics"]
+        since_best = sum(entry["step"] > self.best["step"] for entry in self.history)
+        return Evaluation(result["metrics"], is_enough=bool(setup.run.patience) and since_best >= setup.run.patience)

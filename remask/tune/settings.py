@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Self
 
@@ -19,6 +20,7 @@ from remask.config import Config, dump, setting, switch
 from remask.model.settings import LoraSettings
 from remask.tasks.kinds import kind_of
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings, TaskBatchSettings
+from remask.tasks.specs import TASKS
 from remask.train.settings import TrainSettings
 
 Learn = Literal["all", "heads", "lora"]
@@ -107,6 +109,12 @@ TUNED = {
 }
 
 
+def recipe_of(task: str | None, without: Sequence[str] = ()) -> list[str]:
+    """A named task's recipe as assignments, below what the user says."""
+    recipe = TASKS.get(task or "", {}).get("recipe", {})
+    return [f"{key}={value}" for key, value in recipe.items() if key not in without]
+
+
 class FinetuneRun(TaskFiles):
     """One fine-tuning: a task (or several), a model, some seeds."""
 
@@ -114,7 +122,9 @@ class FinetuneRun(TaskFiles):
     seeds: int = setting(1, "runs, with seeds seed, seed + 1, …; the result is their median and spread", ge=1)
     init: str = setting("", "the model to start from: a run, a checkpoint or a Hugging Face folder")
     pooling: Literal["model", "first", "mean"] = switch(
-        "model", "what stands for a text: as the model has it, its first token's state, or the mean", effect="math"
+        "model",
+        "what stands for a text: as the model was taught (a masked LM: the first token), first, or mean",
+        effect="math",
     )
     dropout: float | None = switch(
         None, "chance to drop a value, in states, attention and heads, while this learns; null: as the model has it",
@@ -159,7 +169,7 @@ class FinetuneRun(TaskFiles):
             raise ValueError("single compares several tasks with each alone: there are no tasks")
         return self
 
-    def with_values(self, values: dict[str, float | int]) -> FinetuneRun:
+    def with_values(self, values: Mapping[str, float | int]) -> FinetuneRun:
         """The same run with other values of TUNED, each once (no grid)."""
         parts: dict[str, dict[str, float | int]] = {}
         for name, value in values.items():
@@ -169,3 +179,44 @@ class FinetuneRun(TaskFiles):
         for part, inner in parts.items():
             changed[part] |= inner
         return FinetuneRun.model_validate_json(json.dumps({**changed, "grid": {}}))
+
+
+class SearchSettings(Config):
+    """Where to look. A list of one value, or none, leaves the run's own."""
+
+    trials: int = setting(20, "fine-tuning runs in all; more may be asked for later", ge=1)
+    lr: tuple[float, ...] | None = setting(None, "[lowest, highest] learning rate; null: 1/4 to 4 times the recipe's")
+    batch: tuple[int, ...] = setting((16, 32), "sizes of a batch")
+    epochs: tuple[float, ...] = setting((3.0, 5.0, 10.0), "numbers of epochs")
+    warmup: tuple[float, ...] = setting((0.0, 0.2), "[lowest, highest] share of the steps")
+    weight_decay: tuple[float, ...] = setting((), "[lowest, highest] decoupled weight decay")
+    sampler: Literal["tpe", "random"] = setting("tpe", "what proposes values: a model of the trials so far, or chance")
+    prune: bool = setting(False, "end a trial whose score is below the median of the others at the same evaluation")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("lr", "warmup", "weight_decay"):
+            ends = getattr(self, name)
+            if ends and (len(ends) > 2 or ends[0] > ends[-1] or ends[0] < 0 or (name == "lr" and ends[0] == 0)):
+                raise ValueError(f"{name} = {list(ends)}: give [lowest, highest], both above 0 for lr")
+        return self
+
+
+class SearchRun(FinetuneRun):
+    """A fine-tuning run and what may vary in it."""
+
+    search: SearchSettings = setting(SearchSettings(), "what varies, how often, how it is chosen")
+
+    @model_validator(mode="after")
+    def _check_search(self) -> Self:
+        if self.grid.given():
+            raise ValueError("grid: a search has ranges instead (search.lr, search.batch, …)")
+        for name in self.given():
+            part, key = TUNED[name]
+            if name in self.search.model_fields_set:
+                raise ValueError(f"{part}.{key} and search.{name} are both given: a value, or a range to search")
+        return self
+
+    def given(self) -> set[str]:
+        """What the user gave one value: that is kept, and not searched."""
+        return {name for name, (part, key) in TUNED.items() if key in getattr(self, part).model_fields_set}

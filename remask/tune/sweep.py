@@ -1,8 +1,9 @@
-"""A small grid over a fine-tuning recipe, as the papers do: lr x batch, median of the seeds, the best by dev metric.
+"""Trying values of a fine-tuning recipe: one loop over trials, for grids and for searches.
 
-In: a FinetuneRun with `grid`. Out: OUT/grid/lr=1e-05,batch=16/… (each a fine-tuning run of its own; those that lost
-keep their results, not their weights), and OUT/model, results.json and report.html of the best. The same command goes
-on where it stopped. Not here: searching larger spaces (search).
+In: a FinetuneRun and a source of trials. Out: every trial's results; each is a fine-tuning run. Those that lost keep
+their results, not their weights. `tune_grid` tries all values with one another, as the papers do (lr x batch, median of
+the seeds, the best by dev metric), and publishes the best under OUT's own names. The same command goes on where it
+stopped. Not here: what proposes values for larger spaces (search).
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,61 @@ from remask import artifacts
 from remask.config import dump
 from remask.progress import Progress
 from remask.tune.part import copy_model, drop_weights
+from remask.tune.seed import Report
 from remask.tune.seeds import same_run
 from remask.tune.settings import FinetuneRun
 from remask.workers import is_first_rank
 
 Tune = Callable[..., dict[str, Any]]  # finetune.finetune: a run and a folder -> its results
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Values of the recipe to try, and the folder of the fine-tuning that tries them."""
+
+    values: Mapping[str, float | int]
+    folder: Path
+    report: Report | None = None  # hears every score while it trains; may raise to give the trial up
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
+
+
+Trials = Generator[Trial, dict[str, Any] | BaseException, None]  # is sent the results of each trial, or how it failed
+
+
+def sweep(
+    tune: Tune,
+    run: FinetuneRun,
+    trials: Trials,
+    *,
+    progress: Progress,
+    allow_change: Sequence[str] = (),
+    may_fail: tuple[type[Exception], ...] = (),
+) -> list[tuple[Trial, dict[str, Any]]]:
+    """Every trial that came to its end, with its results, in their order."""
+    finished: list[tuple[Trial, dict[str, Any]]] = []
+    trial = next(trials, None)
+    while trial is not None:
+        progress.say(f"{trial.name}:")
+        outcome: dict[str, Any] | BaseException
+        try:
+            outcome = tune(
+                run.with_values(trial.values), trial.folder, progress=progress, allow_change=allow_change,
+                report=trial.report,
+            )  # fmt: skip
+            finished.append((trial, outcome))
+        except may_fail as error:
+            outcome = error
+        try:
+            trial = trials.send(outcome)
+        except StopIteration:
+            trial = None
+    return finished
+
+
+# ------------------------------------------------------------------------------------------------------- a grid
 
 
 def tune_grid(
@@ -41,27 +93,25 @@ def tune_grid(
         if finished:
             progress.say(f"{out}: finished already")
             return json.loads((out / "results.json").read_bytes())
-        tried = []
-        for values in combinations(run):
-            name = ",".join(f"{key}={value:g}" for key, value in values.items())
-            progress.say(f"{name}:")
-            result = tune(run.with_values(values), out / "grid" / name, progress=progress, allow_change=allow_change)
-            tried.append((name, values, result))
-        best_name, _, best = max(tried, key=lambda trial: trial[2]["score"])
-        rows = [_row(values, result, name == best_name) for name, values, result in tried]
-        values = {**best, "grid": rows}
+        tried = sweep(tune, run, _combinations(run, out), progress=progress, allow_change=allow_change)
+        best, results = max(tried, key=lambda pair: pair[1]["score"])
+        rows = [_row(trial.values, result, trial is best) for trial, result in tried]
+        values = {**results, "grid": rows, "variant": str(best.folder.relative_to(out))}
         if is_first_rank():
-            values = _publish(values, out, best_name)
-            for name, _, _ in tried:
-                if name != best_name:
-                    drop_weights(out / "grid" / name)
+            values = _publish(values, out, best.folder)
+            for trial, _ in tried:
+                if trial is not best:
+                    drop_weights(trial.folder)
         return values
 
 
-def combinations(run: FinetuneRun) -> list[dict[str, float | int]]:
+def _combinations(run: FinetuneRun, out: Path) -> Trials:
     """All values with one another, in the order of the run."""
     given = run.grid.given()
-    return [dict(zip(given, values, strict=True)) for values in itertools.product(*given.values())]
+    for chosen in itertools.product(*given.values()):
+        values = dict(zip(given, chosen, strict=True))
+        name = ",".join(f"{key}={value:g}" for key, value in values.items())
+        yield Trial(values, out / "grid" / name)
 
 
 def _row(values: Mapping[str, Any], result: Mapping[str, Any], best: bool) -> dict[str, Any]:
@@ -69,14 +119,13 @@ def _row(values: Mapping[str, Any], result: Mapping[str, Any], best: bool) -> di
     return {**values, "score": result["score"], "low": spread["low"], "high": spread["high"], "best": best}
 
 
-def _publish(result: dict[str, Any], out: Path, name: str) -> dict[str, Any]:
+def _publish(result: dict[str, Any], out: Path, source: Path) -> dict[str, Any]:
     """The best one's models and report under OUT's own names."""
-    source = out / "grid" / name
     if "tasks" in result:
         tasks = {}
-        for task, one in result["tasks"].items():
+        for task, of_task in result["tasks"].items():
             copy_model(source / "tasks" / task, out / "tasks" / task)
-            tasks[task] = {**one, "model": str(out / "tasks" / task)}
+            tasks[task] = {**of_task, "model": str(out / "tasks" / task)}
         result = {**result, "tasks": tasks, "model": str(out / "tasks")}
     else:
         copy_model(source / "model", out / "model")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import remask
 from remask import artifacts
 from remask.errors import DataError, MissingInputError, RemaskError
-from remask.export.hf import export_hf
+from remask.exports.hf import export_hf
 from remask.model.interop import read_hf_folder
 from remask.model.interop_config import SpecialIds, read_config, write_config
 from remask.model.network import build_network

@@ -51,7 +51,7 @@ def test_the_exported_model_answers_the_same_in_transformers(tuned: Path, tmp_pa
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-    from remask.export.hf import export_hf
+    from remask.exports.hf import export_hf
 
     export_hf(tuned / "out", tmp_path / "hf")
     theirs = AutoModelForSequenceClassification.from_pretrained(tmp_path / "hf")

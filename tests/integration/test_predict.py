@@ -21,7 +21,7 @@ from click.testing import CliRunner
 
 from remask import artifacts
 from remask.__main__ import cli
-from remask.commands import predict
+from remask.answer import predict
 from remask.errors import (
     ConfigError,
     DataError,

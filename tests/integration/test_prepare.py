@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
+from remask import artifacts
 from remask.artifacts import open_artifact
 from remask.commands.inspect import InspectRun, rows_of, show_batch
 from remask.commands.inspect import main as inspect
@@ -163,6 +164,27 @@ def test_inspect_says_how_many_sentences_were_cut(prepared: tuple[Path, dict], t
     assert data["cut_sentences"] == (lengths > 14).sum() > 1
     line = f"{data['cut_sentences']} sentences are longer than rows of 16 tokens allow and cut (corpus "
     assert _remask(*words).stdout.startswith(line)
+    pairs = ["--set", "data.format=segment-pair", "--set", "data.sentence_loss=nsp"]
+    data = json.loads(_remask(*words, *pairs, "--json").stdout)["data"]
+    assert data["cut_sentences"] == (lengths > (16 - 4) // 2).sum(), "each part of a pair has half of the row"
+    line = f"{data['cut_sentences']} sentences are longer than halves of rows of 16 tokens allow and cut (corpus "
+    assert _remask(*words, *pairs).stdout.startswith(line)
+
+
+def test_inspect_shows_a_run_with_changes(prepared: tuple[Path, dict], tmp_path: Path) -> None:
+    out, _ = prepared
+    run = tmp_path / "run.yaml"
+    run.write_text("base: roberta_tiny\ndata:\n  length: 64\n  batch: {num_rows: 4}\n")
+    words = ["inspect", str(out), "--run", str(run), "--batch", "0", "--set", "data.length=16"]
+    rows = json.loads(_remask(*words, "--set", "data.batch.num_rows=3", "--json").stdout)["examples"]
+    assert len(rows) == 3
+    assert max(len(row["input_ids"]) for row in rows) <= 16
+    refused = _remask("inspect", str(out), "--set", "data.length=16")
+    assert refused.returncode == 2
+    assert "goes with --batch or --example" in refused.stderr
+    unknown = _remask("inspect", str(out), "--set", "sampels=1")
+    assert unknown.returncode == 78
+    assert "samples" in unknown.stderr
 
 
 def test_inspect_shows_the_very_steps_of_a_run(prepared: tuple[Path, dict], tmp_path: Path) -> None:
@@ -346,3 +368,18 @@ def test_a_ray_cluster_of_two_nodes_writes_the_same_bytes(corpus: Path, tmp_path
         digests[engine] = digest.hexdigest()
         assert len(list((tmp_path / engine).glob("*.tokens"))) > 3
     assert digests["ray"] == digests["local"]
+
+
+def test_a_folder_of_an_earlier_version_is_not_refused_for_a_setting_it_did_not_have(
+    corpus: Path, tmp_path: Path
+) -> None:
+    words = ["prepare", str(corpus), "--out", str(tmp_path / "out"), "--vocab-size", "300", "--workers", "1"]
+    assert _remask(*words).returncode == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
+    del manifest["config"]["tokenizer"]["chinese_words"], manifest["config"]["text"]["reading"]["lacking_columns"]
+    manifest["fingerprint"] = artifacts._fingerprint(manifest)
+    artifacts.write_json(tmp_path / "out" / "manifest.json", manifest)
+    again = _remask(*words)
+    assert again.returncode == 0, again.stderr
+    assert "already prepared" in again.stderr
+    assert _remask(*words, "--set", "tokenizer.newlines=token").returncode == 78

@@ -11,7 +11,7 @@ import torch
 
 from remask.config import build_run, find_base
 from remask.errors import ConfigError
-from remask.export.hf import export_hf
+from remask.exports.hf import export_hf
 from remask.model.adapters import LoraLinear, adapter_files, add_lora, merged_network
 from remask.model.network import Network, build_network, with_heads
 from remask.model.noise import Noise

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import remask
 from remask.artifacts import publish
-from remask.export.hf import export_hf, open_foreign, write_own
+from remask.exports.hf import export_hf, open_foreign, write_own
 from remask.model.interop import read_hf_folder
 from remask.model.interop_config import CLASS_PREFIX, family_for, no_class
 from remask.model.interop_weights import kinds

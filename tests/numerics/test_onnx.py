@@ -47,7 +47,7 @@ Made = Callable[[str, HeadSettings], tuple[Network, Path]]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """(network, file of its graph), traced once each: that is what takes the time here."""
-    from remask.export.graph import write_graph
+    from remask.exports.graph import write_graph
 
     folder = tmp_path_factory.mktemp("graphs")
     known: dict[str, tuple[Network, Path]] = {}
@@ -66,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.mark.parametrize(("family", "heads"), CASES, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_graph_says_what_its_source_says(made: Made, family: str, heads: HeadSettings) -> None:
-    from remask.export.graph import Graph, run_network
+    from remask.exports.graph import Graph, run_network
 
     network, path = made(family, heads)
     graph = Graph(path)
@@ -91,7 +91,7 @@ def test_a_graph_says_what_its_source_says(made: Made, family: str, heads: HeadS
 
 
 def test_choices_of_a_question_are_an_axis_of_their_own(made: Made) -> None:
-    from remask.export.graph import run_network
+    from remask.exports.graph import run_network
 
     network, path = made("albert", HeadSettings(choice=True))
     ids = np.random.default_rng(1).integers(0, 90, (2, 4, 9))
@@ -121,8 +121,8 @@ def test_int8_is_near_and_shares_what_was_shared(tmp_path: Path, made: Made) -> 
     """A weight that three layers use is quantised once, and the tied output matrix is a product in integers too."""
     import onnx
 
-    from remask.export.graph import Graph, run_network
-    from remask.export.quantize import quantise
+    from remask.exports.graph import Graph, run_network
+    from remask.exports.quantize import quantise
 
     network, path = made("albert", HeadSettings(masked_lm=True, sentence=True))
     quantise(path, tmp_path / "small.onnx")

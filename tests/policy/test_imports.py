@@ -13,30 +13,42 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "remask"
 
 BASE = {"errors", "config", "schema"}
-GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator"}
+GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator", "visible"}
+GROUND |= {"streams", "tables"}
+ANSWERING = {"tokenizer", "data", "tasks", "model", "precision", "answer"}
 # package -> what it may import of remask, besides itself
 MAY_IMPORT = {
     "errors": set(),
     "config": {"errors"},
     "schema": set(),
     "signals": {"errors"},
-    "progress": set(),
+    "visible": set(),
+    "progress": {"visible"},
     "artifacts": BASE,
-    "documents": BASE | {"artifacts"},
+    "documents": BASE | {"artifacts", "visible"},
     "workers": {"errors", "signals"},
     "allocator": set(),
+    "streams": set(),
+    "tables": BASE | {"streams"},
+    "precision": {"errors"},
     "text": GROUND,
     "tokenizer": GROUND,
     "data": GROUND | {"tokenizer"},
     "model": BASE | {"artifacts"},
     "start": GROUND | {"data", "model"},
     "objectives": BASE | {"model"},
-    "task_objectives": BASE | {"model"},
-    "train": GROUND,
+    "train": GROUND | {"precision"},
     "tasks": GROUND | {"tokenizer", "data"},
-    "export": GROUND | {"tokenizer", "model"},
-    "serve": GROUND | {"tokenizer", "data", "tasks", "model", "export"},
-    "study": GROUND,
+    "task_objectives": BASE | {"model", "tasks"},
+    "study": GROUND | {"tasks"},
+    "exports": GROUND | {"tokenizer", "model", "tasks"},
+    "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
+    "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
+    "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune"},
+    "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "study"},
+    "starter": GROUND | {"text", "pretraining", "tune", "exports", "answer", "study"},
+    "serve": GROUND | ANSWERING,
+    "api": GROUND | ANSWERING | {"tune", "evaluation", "exports"},
 }
 
 

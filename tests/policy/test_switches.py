@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from remask.commands import finetune, prepare, pretrain
+from remask.commands import prepare, pretrain
 from remask.config import Switch, build_run, switches
 from remask.errors import DataError
 from remask.progress import Progress
+from remask.tune.finetune import finetune
+from remask.tune.settings import FinetuneRun
 
 TINY: dict[str, Any] = {
     "model.num_layers": 2,
@@ -197,6 +199,8 @@ FINETUNE: dict[str, Any] = {
 }
 FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "rows.stride": {"task": "squad1", "rows.max_length": 64, "rows.stride": 8},
+    "rows.overlap": {"rows.long_texts": "windows", "rows.max_length": 8},
+    "rows.max_windows": {"rows.long_texts": "windows", "rows.max_length": 8},
     "table.bad_rows": {"train_file": "bad.jsonl"},
     "pooling": {"pooling": "mean"},
     "loss.class_weights": {"train_file": "skewed.jsonl"},
@@ -204,7 +208,7 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "temperature": {"tasks": ["train.jsonl", "skewed.jsonl"]},
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
 }
-FINETUNE_SWITCHES = [one for one in switches(finetune.FinetuneRun) if not one.key.startswith("train.")]
+FINETUNE_SWITCHES = [one for one in switches(FinetuneRun) if not one.key.startswith("train.")]
 
 
 @pytest.fixture(scope="module")
@@ -250,9 +254,9 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
             ]
         }
     files["init"] = str(start / "model")
-    run = build_run(finetune.FinetuneRun, options={**FINETUNE, **settings, **files}).run
+    run = build_run(FinetuneRun, options={**FINETUNE, **settings, **files}).run
     try:
-        made = finetune.main(run, out, progress=Progress(quiet=True))
+        made = finetune(run, out, progress=Progress(quiet=True))
     except DataError as error:
         return str(error)
     if several:  # the best step may come before the tasks took different turns: the log knows

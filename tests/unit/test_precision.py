@@ -7,8 +7,8 @@ import signal
 import pytest
 import torch
 
-from remask.errors import ConfigError, UnavailableError
 from remask import precision
+from remask.errors import ConfigError, UnavailableError
 from remask.precision import Precision, choose_device, choose_precision, probe, products_per_second
 
 CPU = torch.device("cpu")

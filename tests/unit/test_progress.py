@@ -5,11 +5,22 @@ from __future__ import annotations
 import io
 import os
 import pty
+import select
+import sys
+import types
 
 import pytest
 
 from remask import progress as module
 from remask.progress import Progress, duration
+
+
+def drained(terminal: int) -> str:
+    """All that was written: a terminal hands it on in pieces."""
+    data = b""
+    while select.select([terminal], [], [], 0.5)[0]:
+        data += os.read(terminal, 10_000)
+    return data.decode()
 
 
 def test_plain_lines_have_no_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +64,7 @@ def test_a_terminal_gets_one_live_line_or_with_no_color_plain_ones(
         with show.stage("read", total=2, unit="files") as stage:
             stage.advance(2)
         stream.flush()
-        text = os.read(main, 10_000).decode()
+        text = drained(main)
     os.close(main)
     assert ("━" * 24 in text) is not no_color
     assert ("\x1b[" in text) is not no_color
@@ -72,13 +83,45 @@ def test_a_narrow_terminal_gets_the_note_in_a_second_line(monkeypatch: pytest.Mo
             show = Progress(stream=stream)
             with show.stage("pretrain", total=2, unit="steps") as stage:
                 stage.advance(2, note="loss 3.200 · held-out 3.100")
-                drawn[columns] = os.read(main, 10_000).decode()
-            drawn[-columns] = os.read(main, 10_000).decode()
+                drawn[columns] = drained(main)
+            drawn[-columns] = drained(main)
     os.close(main)
     assert "2/2 steps · loss 3.200" in drawn[200]
     assert [line.strip() for line in drawn[60].splitlines()][1:] == ["loss 3.200 · held-out 3.100"]
     assert drawn[-60].startswith("\r\x1b[2K\x1b[1A\x1b[2K")  # both lines go before the last word
     assert drawn[-200].startswith("\r\x1b[2K\x1b[32m")
+
+
+def test_a_notebook_gets_one_line_a_stage_that_is_written_anew(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No carriage returns, nothing on stderr (which notebooks paint red), and other lines are plain."""
+    cells: list[list[str]] = []
+
+    class Line:
+        def __init__(self, text: str) -> None:
+            self.shown = [text]
+            cells.append(self.shown)
+
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            self.shown.append(data["text/plain"])
+
+    fake = types.ModuleType("IPython.display")
+    fake.display = lambda data, raw, display_id: Line(data["text/plain"])  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    monkeypatch.setitem(sys.modules, "IPython", types.ModuleType("IPython"))
+    monkeypatch.setitem(sys.modules, "IPython.display", fake)
+    show = Progress()
+    for name in ("read", "train"):
+        with show.stage(name, total=2, unit="steps") as stage:
+            stage.advance(1)
+            stage.advance(1, note="loss 3.2")
+        show.say(f"after {name}")
+    assert [shown[-1].rsplit(" · ", 1)[0] for shown in cells] == [
+        f"✓ {n} · 2 steps · loss 3.2" for n in ("read", "train")
+    ]
+    assert "2/2 steps" in cells[1][-2]
+    assert capsys.readouterr() == ("after read\nafter train\n", "")
 
 
 def test_durations() -> None:

@@ -252,7 +252,11 @@ def test_new_tokens_follow_the_map_of_known_ones(data: Path, tmp_path: Path) -> 
         network.encoder.embeddings.tokens.weight[100:] = 0.0
     old_ids = [*range(100), *[-1] * 50]
     assert sum(found.is_counted_V[:100]) == 95
-    complete_network(network, StartSettings(new_tokens="random"), tokens, old_ids, True, tmp_path, QUIET)
+    at_random = StartSettings(new_tokens="random", bias="frequencies")
+    complete_network(network, at_random, tokens, old_ids, True, tmp_path, QUIET)
+    new_bias = network.heads.masked_lm.bias.detach().clone()  # type: ignore[union-attr]
+    assert not new_bias[:100].any()
+    assert torch.allclose(new_bias[100:], torch.from_numpy(tokens.log_frequencies(VOCAB)).float()[100:])
     assert not network.encoder.embeddings.tokens.weight[100:].any()
     said = StringIO()
     complete_network(network, StartSettings(), tokens, old_ids, True, tmp_path, Progress(stream=said))

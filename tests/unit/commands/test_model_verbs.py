@@ -17,6 +17,7 @@ from remask.errors import ConfigError, DataError, MissingInputError, UsageError
 from remask.model.network import build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import open_model, save_model
+from remask.tokenizer import load_tokenizer
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 32, "num_heads": 4, "num_layers": 2, "ffn_size": 48, "max_length": 40,
@@ -179,3 +180,22 @@ def test_describe_a_model_a_base_and_a_run_file(model: Path, tmp_path: Path) -> 
     assert smaller["parts"]["token embeddings"] == 100 * 128
     assert "is not one of" in run("describe", "absent_base", error=ConfigError)
     assert "longest input" in run("describe", model, "--length", 41, error=ConfigError)
+
+
+def test_import_reads_a_bert_folder_with_vocab_txt_alone(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> None:
+    transformers = pytest.importorskip("transformers")
+    words = (tiny_tokenizers["wordpiece"] / "vocab.txt").read_text()
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.BertConfig(vocab_size=len(words.splitlines()), max_position_embeddings=16, **sizes)
+    transformers.BertForMaskedLM(config).save_pretrained(tmp_path / "hf")
+    (tmp_path / "hf" / "vocab.txt").write_text(words)
+    run("import", tmp_path / "hf", "--out", tmp_path / "own")
+    imported = open_model(tmp_path / "own").tokenizer_folder
+    assert imported is not None
+    ids = load_tokenizer(imported).encode("The quick fox").tolist()
+    assert ids == load_tokenizer(tiny_tokenizers["wordpiece"]).encode("The quick fox").tolist()
+    (tmp_path / "hf" / "vocab.txt").write_text("[PAD]\n")
+    assert "has no [UNK]" in run("import", tmp_path / "hf", "--out", tmp_path / "other", error=DataError)
+    (tmp_path / "hf" / "vocab.txt").write_text(words + "one\ntwo\n")
+    assert "its weights have room for" in run("import", tmp_path / "hf", "--out", tmp_path / "other", error=DataError)
+    assert not (tmp_path / "other").exists()

@@ -311,3 +311,21 @@ def test_known_masks(vocabulary: Any) -> None:
     }
     shown = found["token"].ids_BS.ravel()[found["token"].positions_M]
     assert shown.tolist() == [199, 199, 199, 199, 110, 199, 199, 199, 153, 199]
+
+
+def test_words_masked_in_part_are_counted_and_longer_words_are_masked_less(vocabulary: Any) -> None:
+    """A row of 12 tokens has one or two to predict: of words of three tokens only parts can be masked."""
+    rows = rows_of(np.full(NUM_ROWS, 14), 16)
+    words = np.tile(np.arange(12) % 3 == 0, NUM_ROWS)
+    masker = Masker(MaskingSettings(unit="word"), vocabulary)
+    masked = masker(rows, keys_of(), 0.15, words)
+    word = np.cumsum(words)[np.searchsorted(rows.text_T, masked.positions_M)]
+    assert masker.num_words_in_part == len(np.unique(word)) > 0
+    rows = full_rows()
+    words = np.tile(np.arange(62) % 6 < 2, NUM_ROWS)  # words of one token and of five
+    masker = Masker(MaskingSettings(unit="word"), vocabulary)
+    masked = masker(rows, keys_of(), 0.15, words)
+    assert masker.num_words_in_part == 0
+    is_masked = np.isin(rows.text_T, masked.positions_M)
+    in_long = np.tile(np.arange(62) % 6 > 0, NUM_ROWS)
+    assert is_masked[in_long].mean() < 0.95 * is_masked[~in_long].mean()

@@ -11,8 +11,8 @@ import torch
 from remask.model.network import build_network
 from remask.model.packed import PackedLinear, can_pack, pack
 from remask.model.settings import HeadSettings, ModelSettings
-from remask.schema import Batch
 from remask.precision import probe
+from remask.schema import Batch
 
 SMALL: dict[str, Any] = {
     "vocab_size": 40, "num_layers": 2, "hidden_size": 32, "num_heads": 2, "ffn_size": 48, "max_length": 12,

@@ -68,6 +68,29 @@ def test_compare_shows_what_differs(tmp_path: Path) -> None:
     assert more["differences"] == {"train.learning_rate": [0.001, 0.002, 0.003, 0.001]}
 
 
+def test_compare_says_what_keeps_numbers_from_being_compared(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path / "a", 3.0, 0.001), make_run(tmp_path / "b", 2.5, 0.001)]
+    for run, rows in zip(runs, (64, 256), strict=True):
+        (run / "checkpoints" / "step-000000003" / "tokenizer").mkdir(parents=True)
+        (run / "checkpoints" / "step-000000003" / "tokenizer" / "tokenizer.json").write_text(f'{{"rows": {rows}}}')
+        (run / "run.yaml").write_text(f"data: {{length: 128, evaluation: {{num_rows: {rows}, length: 512}}}}\n")
+    with (runs[1] / "metrics.jsonl").open("a") as file:  # a sentence loss of 0.5 is added to a masked one of 2
+        file.write('\n{"step": 9, "train/loss": 2.5, "train/loss_mlm": 2.0, "train/tokens": 12345}\n')
+    done = CliRunner().invoke(cli, ["compare", *map(str, runs), "--out", str(tmp_path / "c.html")])
+    assert done.exit_code == 0, done.output
+    table = {line[:16].strip(): line[16:].split() for line in done.stdout.splitlines()[:-1]}
+    assert table["steps"] == ["3", "9"]
+    assert table["tokens seen"] == ["-", "12,345"]
+    assert table["training loss"] == ["3.3333", "2"]
+    assert table["with sentences"] == ["3.3333", "2.5000"]
+    for text in (done.stderr, (tmp_path / "c.html").read_text()):
+        assert "The vocabularies differ" in text
+        assert "a 64 rows of 128" in text
+        assert "b 256 rows of 128" in text
+    assert "not measured, since the runs do not have the same text" in done.stderr
+    assert "nats per masked token" in (tmp_path / "c.html").read_text()
+
+
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError):
         read_run(tmp_path / "none")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from remask.schema import IGNORE
-from remask.tasks.batches import TaskBatches, evaluation_batches
+from remask.tasks.batches import TaskBatches
 from remask.tasks.rows import Rows
 from remask.tasks.settings import TaskBatchSettings
 
@@ -128,14 +130,13 @@ def test_labels_of_tokens_are_padded_with_ignore() -> None:
     assert pieces[0].labels.tolist() == [[IGNORE, 1, 2, IGNORE, IGNORE, IGNORE], [3] * 6]
 
 
-def test_evaluation_covers_every_row_once() -> None:
-    rows = make_rows(57)
-    numbers = []
-    for row_numbers, batch in evaluation_batches(rows, PAD, num_tokens=300):
-        assert batch.input_ids_BS.size <= 300
-        assert (batch.input_ids_BS[:, 0] == 100 + row_numbers).all()
-        numbers += row_numbers.tolist()
-    assert sorted(numbers) == list(range(57))
+def test_windows_of_a_text_weigh_as_one_in_every_batch() -> None:
+    weights = np.array([1.0, 0.5, 0.5, 0.25, 0.25, 0.25, 0.25], np.float32)
+    rows = replace(make_rows(7), weights=weights)
+    pieces = [p for step in run_epoch(TaskBatches(rows, PAD, TaskBatchSettings(num_rows=3), seed=0), 0) for p in step]
+    for piece in pieces:
+        assert piece.weights_B.tolist() == weights[piece.example_ids_B].tolist()
+    assert sum(piece.weights_B.sum() for piece in pieces) == 3.0
 
 
 def test_a_batch_source_needs_labels() -> None:

@@ -12,9 +12,11 @@ RUN: dict[str, Any] = {
     "rows": {"max_length": 128, "long_texts": "cut"},
 }  # fmt: skip
 VALUES: dict[str, Any] = {
-    "task": "classify", "init": "/models/small", "init_weights": True, "notes": ["no dev file"], "texts_cut": 7,
+    "task": "classify", "metric": "accuracy", "init": "/models/small", "init_weights": True, "notes": ["no dev file"],
+    "texts_cut": 7,
     "data": {
-        "train": 80, "dev": 20, "dropped": {"empty text": 2}, "classes": {"a": 60, "b": 20}, "majority_accuracy": 0.75,
+        "train": 80, "dev": 20, "dropped": {"empty text": 2}, "classes": {"a": 60, "b": 20},
+        "baseline": {"accuracy": 0.75, "macro_f1": 0.4},
     },
     "spread": {"accuracy": {"median": 0.9, "low": 0.85, "high": 0.95}},
     "seeds": {"count": 2, "seeds": [0, 1], "best": 1},
@@ -47,7 +49,13 @@ def test_a_classifiers_card() -> None:
 
 
 def test_what_a_task_does_not_have_is_not_said() -> None:
-    values = {**VALUES, "data": {"train": 8, "dev": 2}, "runs": [{"seed": 1}], "texts_cut": 0, "notes": []}
+    values = {
+        **VALUES,
+        "data": {"train": 8, "dev": 2, "baseline": {}},
+        "runs": [{"seed": 1}],
+        "texts_cut": 0,
+        "notes": [],
+    }
     values["init_weights"] = False
     card = task_card(values, RUN)
     assert len(card["limits"]) == 1

@@ -1,17 +1,13 @@
-"""CoNLL files, tag alignment and what is wrong with them."""
+"""CoNLL files and what is wrong with them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from remask.errors import ConfigError, DataError, MissingInputError
-from remask.schema import IGNORE
-from remask.tasks.conll import Sentence, check_tags, encode_sentences, read_sentences, tag_names, tags_from_rows
-from remask.tasks.rows import Frame
+from remask.tasks.conll import check_tags, read_sentences, tag_names
 from remask.tasks.settings import TableSettings
 
 COLUMNS = TableSettings(text="tokens", label="tags")
@@ -24,18 +20,6 @@ British JJ I-NP B-MISC
 
 Peter NNP I-NP I-PER
 """
-
-
-@dataclass
-class Letters:
-    """One id a character, spaces too."""
-
-    kind: str = "byte-bpe"
-    bos_id: int = 0
-    eos_id: int = 2
-
-    def encode_batch(self, texts: list[str]) -> list[np.ndarray]:
-        return [np.array([ord(c) for c in text], np.int32) for text in texts]
 
 
 def write(path: Path, text: str) -> Path:
@@ -99,33 +83,6 @@ def test_missing_file_unseen_types_and_nothing_tagged(tmp_path: Path) -> None:
     plain = write(tmp_path / "o.txt", "a O\n")
     with pytest.raises(DataError, match="every word is tagged O"):
         tag_names(read_sentences(plain, COLUMNS), plain)
-
-
-def test_tags_sit_on_first_tokens_and_come_back() -> None:
-    sentences = [Sentence(("ab", "c", "def"), ("B-X", "O", "I-X"), "f:1"), Sentence(("g",), ("O",), "f:5")]
-    names = ("O", "B-X", "I-X")
-    frame = Frame(0, 2, True, False, 512)
-    rows = encode_sentences(sentences, Letters(), frame, names)
-    assert "".join(chr(i) for i in rows.ids[0][1:-1]) == "ab c def"
-    assert rows.labels is not None
-    assert rows.labels[0].tolist() == [IGNORE, 1, IGNORE, 0, IGNORE, 2, IGNORE, IGNORE, IGNORE, IGNORE]
-    best = [np.where(label == IGNORE, 0, label) for label in rows.labels]
-    assert tags_from_rows(best, rows, sentences, names) == [["B-X", "O", "I-X"], ["O"]]
-
-
-def test_long_sentences_go_on_in_further_rows() -> None:
-    words = ("abc", "de", "fg", "hijkl", "m")
-    sentence = Sentence(words, ("O", "B-X", "O", "B-X", "O"), "f:1")
-    names = ("O", "B-X", "I-X")
-    rows = encode_sentences([sentence], Letters(), Frame(0, 2, True, False, 8), names)
-    assert [len(ids) for ids in rows.ids] == [8, 5, 8, 4]
-    assert rows.labels is not None
-    best = [np.where(label == IGNORE, 2, label) for label in rows.labels]
-    assert tags_from_rows(best, rows, [sentence], names)[0] == list(sentence.tags or ())
-    unlabelled = encode_sentences([Sentence(words, None, "f:1")], Letters(), Frame(0, 2, True, False, 8), names)
-    assert unlabelled.labels is None
-    giant = encode_sentences([Sentence(("x" * 50,), ("O",), "f:1")], Letters(), Frame(0, 2, True, False, 8), names)
-    assert giant.num_cut == 1
 
 
 def test_real_training_file_mixes_schemes(shared_data: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from remask.tasks.ensemble import mean_outputs
-from remask.tasks.predict import softmax
+from remask.tasks.kind import softmax
+from remask.tasks.kinds import KINDS
 from remask.tasks.rows import Rows
 
 
@@ -18,7 +18,7 @@ def rows_of(count: int, group_size: int = 1) -> Rows:
 def test_classes_and_tags(kind, shape) -> None:
     rng = np.random.default_rng(0)
     models = [[rng.normal(size=shape) * 3 for _ in range(5)] for _ in range(3)]
-    together = mean_outputs(models, rows_of(5), kind)
+    together = KINDS[kind].mean_outputs(models, rows_of(5))
     for row in range(5):
         expected = np.mean([softmax(model[row]) for model in models], axis=0)
         assert softmax(together[row]) == pytest.approx(expected)
@@ -26,10 +26,10 @@ def test_classes_and_tags(kind, shape) -> None:
 
 def test_several_labels_numbers_and_spans() -> None:
     models = [[np.array([0.0, 2.0])], [np.array([100.0, 4.0])]]
-    labels = 1 / (1 + np.exp(-mean_outputs(models, rows_of(1), "multilabel")[0]))
+    labels = 1 / (1 + np.exp(-KINDS["multilabel"].mean_outputs(models, rows_of(1))[0]))
     assert labels == pytest.approx([0.75, (1 / (1 + np.exp(-2)) + 1 / (1 + np.exp(-4))) / 2], abs=1e-6)
-    assert mean_outputs(models, rows_of(1), "regress")[0].tolist() == [50.0, 3.0]
-    assert mean_outputs(models, rows_of(1), "spans")[0].tolist() == [50.0, 3.0]
+    assert KINDS["regress"].mean_outputs(models, rows_of(1))[0].tolist() == [50.0, 3.0]
+    assert KINDS["spans"].mean_outputs(models, rows_of(1))[0].tolist() == [50.0, 3.0]
 
 
 def test_choices_are_averaged_within_their_question() -> None:
@@ -39,7 +39,7 @@ def test_choices_are_averaged_within_their_question() -> None:
         [np.float32(0.0), np.float32(0.2)],
         [np.float32(0.0), np.float32(0.2)],
     ]
-    together = np.array(mean_outputs(models, rows_of(2, 2), "choice"))
+    together = np.array(KINDS["choice"].mean_outputs(models, rows_of(2, 2)))
     expected = np.mean([softmax(np.array(model)[None])[0] for model in models], axis=0)
     assert np.exp(together) == pytest.approx(expected)
     assert together.argmax() == 0

@@ -1,4 +1,4 @@
-"""Multiple choice: the layouts, the rows of a question, scores by group, faults."""
+"""Multiple choice: the layouts of files, and their faults."""
 
 from __future__ import annotations
 
@@ -6,22 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from remask.errors import DataError, MissingInputError
-from remask.tasks.race import encode_choices, filled, read_choices, score_choices
-from remask.tasks.rows import Frame
+from remask.tasks.race import read_choices
 
 PASSAGE = {
     "id": "1", "article": "abc", "questions": ["who?", "it is _ ."],
     "options": [["p", "q", "r", "s"], ["t", "u", "v", "w"]], "answers": ["B", "D"],
 }  # fmt: skip
-
-
-class Letters:
-    def encode_batch(self, texts):
-        return [np.array([ord(c) for c in text if c != " "], np.int32) for text in texts]
 
 
 def write(path: Path, *lines: Any) -> Path:
@@ -63,31 +56,6 @@ def test_faults_have_a_place(tmp_path: Path, change: dict[str, Any], message: st
     path = write(tmp_path / "f.jsonl", {**PASSAGE, **change})
     with pytest.raises(DataError, match=rf"f\.jsonl:1: .*{message}"):
         read_choices([path])
-
-
-def test_rows_of_a_question(tmp_path: Path) -> None:
-    questions = read_choices([write(tmp_path / "f.jsonl", PASSAGE)])
-    rows = encode_choices(questions, Letters(), Frame(0, 2, True, False, 64))
-    shown = ["".join({0: "<", 2: ">"}.get(i, chr(i)) for i in ids) for ids in rows.ids]
-    assert shown[:2] == ["<who?p>>abc>", "<who?q>>abc>"]
-    assert shown[4] == "<itist.>>abc>"
-    assert rows.group_size == 4
-    assert rows.num_groups == 2
-    assert rows.labels == [1, 3]
-    cut = encode_choices(questions, Letters(), Frame(0, 2, True, False, 11))
-    assert "".join({0: "<", 2: ">"}.get(i, chr(i)) for i in cut.ids[0]) == "<who>>abc>"
-    assert filled("a _ b _", "x") == "a x b _"
-
-
-def test_scores_apart(tmp_path: Path) -> None:
-    questions = read_choices(
-        [write(tmp_path / "dev.high.jsonl", PASSAGE), write(tmp_path / "dev.middle.jsonl", PASSAGE)]
-    )
-    scores = np.zeros((4, 4))
-    scores[0, 1] = scores[1, 0] = scores[2, 1] = scores[3, 3] = 1.0
-    result = score_choices(scores.reshape(-1), questions)
-    assert result["metrics"] == {"accuracy": 0.75, "high_accuracy": 0.5, "middle_accuracy": 1.0}
-    assert result["chosen"].tolist() == [1, 0, 1, 3]
 
 
 def test_real_files(shared_data: Path) -> None:

@@ -1,4 +1,4 @@
-"""QNLI and WSC as rankings: which pairs are made, what is left out, what a claim's score is."""
+"""QNLI and WSC as rankings: which pairs are made, what is left out."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from remask.errors import DataError
-from remask.tasks.race import ChoiceQuestion, encode_choices, score_choices
 from remask.tasks.ranking import candidate_pairs, read_wsc
-from remask.tasks.rows import Frame
 from remask.tasks.tables import Example
 
 
@@ -28,22 +25,6 @@ def test_candidates_of_one_question_meet() -> None:
         ("Q1?", "yes it is", "no"), ("Q1?", "yes it is", "never"), ("Q3?", "right", "wrong"),
     }  # fmt: skip
     assert {p.answer for p in pairs} == {0, 1}
-
-
-class Letters:
-    def encode_batch(self, texts):
-        return [np.array([ord(c) for c in text if c != " "], np.int32) for text in texts]
-
-
-def test_rows_without_a_passage() -> None:
-    def shown(question: str) -> list[str]:
-        asked = [ChoiceQuestion("", question, ("p", "q"), 0, "", "f:1")]
-        rows = encode_choices(asked, Letters(), Frame(0, 2, True, False, 32))
-        return ["".join({0: "<", 2: ">"}.get(i, chr(i)) for i in ids) for ids in rows.ids]
-
-    assert shown("who?") == ["<who?>>p>", "<who?>>q>"]
-    assert shown("it is _.") == ["<itisp.>", "<itisq.>"]
-    assert shown("") == ["<p>", "<q>"]
 
 
 WSC = {
@@ -79,18 +60,6 @@ def test_the_pronoun_is_replaced_by_each_candidate(tmp_path: Path) -> None:
     scored, left_out = read_wsc(path, training=False)
     assert left_out == 0
     assert {q.claim for q in scored} == {("0", True), ("1", False)}
-
-
-def test_a_claim_holds_if_it_wins_everywhere() -> None:
-    def asked(name: str, truth: bool) -> ChoiceQuestion:
-        return ChoiceQuestion("", "", ("a", "b"), 0 if truth else 1, "", "f:1", (name, truth))
-
-    questions = [asked("0", True), asked("0", True), asked("1", False), asked("1", False), asked("2", True)]
-    # 0: wins both; 1: wins one, so it is held to be false, rightly; 2: loses.
-    said = np.array([[2, 1], [2, 1], [2, 1], [1, 2], [1, 2]], float).reshape(-1)
-    metrics = score_choices(said, questions)["metrics"]
-    assert metrics["accuracy"] == pytest.approx(2 / 3)
-    assert metrics["pair_accuracy"] == pytest.approx(3 / 5)
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 from remask.errors import ConfigError, DataError
-from remask.tasks.rows import encode_rows, frame_for, label_values
+from remask.tasks.kinds import KINDS
+from remask.tasks.rows import Rows, encode_rows, frame_for
 from remask.tasks.settings import RowSettings
 from remask.tasks.tables import Example
 
@@ -29,8 +31,10 @@ class Words:
         return [np.array([100 + ord(c) for c in text if c != " "], np.int32) for text in texts]
 
 
-def rows_of(*texts: str, length: int = 512, kind: str = "byte-bpe", long_texts: str = "cut", num_segments: int = 2):
-    tokenizer, settings = Words(kind), RowSettings(max_length=length, long_texts=long_texts)
+def rows_of(
+    *texts: str, length: int = 512, kind: str = "byte-bpe", num_segments: int = 2, **settings_given: Any
+) -> Rows:
+    tokenizer, settings = Words(kind), RowSettings(max_length=length, **settings_given)
     frame = frame_for(tokenizer, settings, model_length=512, num_segments=num_segments)
     return encode_rows([Example(texts, None, "f:1")], tokenizer, frame, settings)
 
@@ -83,6 +87,31 @@ def test_windows_cover_every_token_and_are_full() -> None:
     assert [letters(ids) for ids in long_first.ids] == ["<qqq>>abc>", "<qqq>>def>"]
 
 
+def test_windows_overlap_are_capped_and_count_as_one_text() -> None:
+    rows = rows_of("abcdefghijklm", length=8, long_texts="windows", overlap=2)
+    assert [letters(ids) for ids in rows.ids] == ["<abcdef>", "<efghij>", "<hijklm>"]
+    assert rows.weights is not None
+    assert rows.weights.tolist() == pytest.approx([1 / 3] * 3)
+    most = rows_of("abcdefghijklmnopqrstuvwxyz", length=8, long_texts="windows", max_windows=3)
+    assert [letters(ids) for ids in most.ids] == ["<abcdef>", "<klmnop>", "<uvwxyz>"]
+    assert rows_of("abc", length=8, long_texts="windows").weights is None
+    tokenizer, settings = Words(), RowSettings(max_length=8, long_texts="windows")
+    frame = frame_for(tokenizer, settings, model_length=512, num_segments=1)
+    mixed = encode_rows([Example((text,), None, "f") for text in ("abc", "abcdefghijkl")], tokenizer, frame, settings)
+    assert mixed.weights is not None
+    assert mixed.weights.tolist() == [1.0, 0.5, 0.5]
+
+
+def test_texts_and_pairs_may_be_mixed() -> None:
+    tokenizer, settings = Words(), RowSettings(max_length=10)
+    frame = frame_for(tokenizer, settings, model_length=512, num_segments=1)
+    examples = [Example(texts, None, "f") for texts in (("abcdefghij",), ("ab", "cd"), ("e",))]
+    for order in (examples, examples[::-1], [examples[1], examples[0], examples[2]]):
+        rows = encode_rows(order, tokenizer, frame, settings)
+        assert {letters(ids) for ids in rows.ids} == {"<abcdefgh>", "<ab>>cd>", "<e>"}
+        assert rows.num_cut == 1
+
+
 def test_limits_and_empty_rows() -> None:
     tokenizer = Words()
     with pytest.raises(ConfigError, match="rows of 4 tokens"):
@@ -94,7 +123,12 @@ def test_limits_and_empty_rows() -> None:
 
 def test_labels() -> None:
     def values(kind, *labels):
-        return label_values([Example(("x",), label, "f:1") for label in labels], kind, ("a", "b", "c"))
+        examples = [Example(("x",), label, "f:1") for label in labels]
+        rows = KINDS[kind].encode(
+            examples, ("a", "b", "c"), Words(), frame_for(Words(), RowSettings(), model_length=64, num_segments=1),
+            RowSettings(),
+        )  # fmt: skip
+        return rows.labels
 
     assert values("classify", "b", "a") == [1, 0]
     assert values("regress", 0.5) == [np.float32(0.5)]

@@ -13,8 +13,9 @@ import pytest
 import zstandard
 
 from remask.errors import ConfigError, DataError, MissingInputError
+from remask.tables import read_cells, read_lines, table_kind
 from remask.tasks.settings import TableSettings
-from remask.tasks.tables import check_labels, label_names, read_cells, read_lines, read_table, table_format
+from remask.tasks.tables import check_labels, label_names, read_table
 
 COLUMNS = TableSettings(text="body", label="topic")
 CSV = 'id,body,topic\n1,"one, two",a\n2,"line\nbreak",b\n3,plain,a\n'
@@ -127,7 +128,7 @@ def test_bytes_that_are_no_text(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remask.tasks.tables.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("remask.tables.form.MAX_LINE_BYTES", 100)
     with pytest.raises(DataError, match=r"t\.txt:2: a line of over 100 bytes"):
         list(read_lines(write(tmp_path / "t.txt", "short\n" + "x" * 200)))
 
@@ -139,7 +140,7 @@ def test_wrong_column_or_file(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError, match="no such file"):
         read_table(tmp_path / "none.csv", "classify", COLUMNS)
     with pytest.raises(DataError, match=r"a table is one of \.csv"):
-        table_format(tmp_path / "t.xlsx")
+        table_kind(tmp_path / "t.xlsx")
 
 
 def test_numbers(tmp_path: Path) -> None:

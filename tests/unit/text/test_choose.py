@@ -162,3 +162,27 @@ def test_held_out_documents_stay_so_when_others_are_added(tmp_path: Path, texts,
     splits = Counter(shard.split for shard in few.shards)
     assert splits == {"train": 1, "heldout": 1}
     assert not build(corpus(tmp_path, "a", documents[:50]), heldout_fraction=0.0).of("heldout")
+
+
+def test_few_documents_always_leave_something_held_out(tmp_path: Path, texts, build) -> None:
+    documents = [next(texts) for _ in range(37)]
+    built = build(corpus(tmp_path, "a", documents), heldout_fraction=0.000001)
+    assert [len(shard) for shard in built.of("heldout")] == [1]
+    assert built.counts["documents"] == 37
+    assert not build(corpus(tmp_path, "a", documents), heldout_fraction=0.0).of("heldout")
+
+
+def test_of_one_long_document_a_passage_is_held_out(tmp_path: Path, texts, build, all_texts, capsys) -> None:
+    (tmp_path / "book.txt").write_text(text := " ".join(next(texts) for _ in range(40)))
+    source = SourceSettings(paths=(str(tmp_path / "book.txt"),), layout="file")
+    built = build(source, heldout_fraction=0.01)
+    train, held = (next(iter(built.of(split)[0].texts())) for split in ("train", "heldout"))
+    assert f"{train} {held}" == text
+    assert 0.03 < len(held) / len(text) < 0.2
+    assert held.startswith("Document ")
+    assert built.of("heldout")[0].sentence_starts(0)[0] == 0
+    assert built.counts["documents"] + sum(built.counts["dropped"].values()) == built.counts["read"] == 2
+    assert built.counts["changed"] == {"passage held out": 1}
+    (tmp_path / "book.txt").write_text("One sentence only")
+    assert not build(source, heldout_fraction=0.01).of("heldout")
+    assert "no text is held out" in capsys.readouterr().err

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from remask.text import sources
-from remask.text.plain import BLANK_LINE, LINE_END, is_wrapped, split_records
+from remask.text.plain import BLANK_LINE, LINE_END, WIKITEXT_TITLE, is_wrapped, split_records
 from remask.text.settings import ReadSettings, SourceSettings
 
 LONG = "\n".join(["A first line that is long enough to fill the margin of a page, as books", "have it,"] * 3)
@@ -130,3 +130,28 @@ def test_a_split_file_gives_the_same_documents_and_places(
     split = build(tmp_path / "a.txt", reading=ReadSettings(layout=layout))
     assert all_texts(split) == all_texts(whole)
     assert split.artifact.fingerprint == whole.artifact.fingerprint
+
+
+WIKITEXT = (
+    " \n = First article = \n \n Some text of it . \n \n = = A section = = \n \n Where a = b and c = d . \n \n"
+    " = Second = \n \n More text here . \n"
+)
+
+
+def test_wikitext_articles_begin_at_titles(tmp_path: Path, build, all_texts) -> None:
+    (tmp_path / "wiki.train.tokens").write_text(WIKITEXT)
+    documents = build(tmp_path / "wiki.train.tokens")
+    assert all_texts(documents) == [
+        "First article\n\n Some text of it .\n\nA section\n\n Where a = b and c = d .",
+        "Second\n\n More text here .",
+    ]
+    (tmp_path / "plain.txt").write_text("No title here.\n\n= Title =\n\nText.")
+    assert build(tmp_path / "plain.txt").counts["documents"] == 3
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 20])
+def test_wikitext_titles_are_found_across_blocks(block: int) -> None:
+    data = WIKITEXT.encode()
+    blocks = [data[start : start + block] for start in range(0, len(data), block)]
+    records = list(split_records(blocks, WIKITEXT_TITLE, 1000, False, Counter()))
+    assert [bytes(record or b"").split(b"=")[1].strip() for _, record in records] == [b"First article", b"Second"]

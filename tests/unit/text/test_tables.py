@@ -52,9 +52,35 @@ def test_wrong_columns_are_an_error_that_lists_what_is_there(tmp_path: Path, bui
 def test_a_file_that_never_has_the_column_is_not_read_to_its_end(tmp_path: Path, texts, build) -> None:
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps({"body": n}) for n in range(5000)))
     (tmp_path / "b.jsonl").write_text(json.dumps({"text": next(texts)}))
-    counts = build(tmp_path).counts
+    with pytest.raises(DataError, match=r"there are: body; 5,000 of 5,001 records of corpus .*lacking_columns=drop"):
+        build(tmp_path)
+    documents = build(tmp_path, reading=ReadSettings(lacking_columns="drop"))
+    counts = documents.counts
     assert counts["documents"] == 1
     assert counts["dropped"]["no such column"] < 200
+    assert counts["dropped"]["no such column"] + counts["unread"] == 5000
+    drops = [json.loads(line) for line in (documents.artifact.folder / "drops.jsonl").read_text().splitlines()]
+    assert [drop["place"] for drop in drops if drop.get("is_file")] == [str(tmp_path / "a.jsonl")]
+
+
+def test_files_that_give_no_text_are_named_with_what_would_read_them(tmp_path: Path, texts, build, capsys) -> None:
+    """A table without a header, one without the column, a file of unknown kind: none is lost in a count."""
+    for number in range(120):
+        (tmp_path / f"{number:03d}.log").write_text("a log")
+    (tmp_path / "bare.csv").write_text("".join(f"{next(texts)},1\n" for _ in range(3)))
+    pq.write_table(pa.table({"body": ["a", "b", "c"]}), tmp_path / "c.parquet")
+    (tmp_path / "z.txt").write_text("\n".join(next(texts) for _ in range(140)))
+    documents = build(SourceSettings(paths=(str(tmp_path),), layout="line"))
+    assert documents.counts["documents"] == 140
+    assert documents.counts["unread"] == 1 + 2  # of two rows under what was taken for a header, and of three
+    drops = [json.loads(line) for line in (documents.artifact.folder / "drops.jsonl").read_text().splitlines()]
+    assert sum(drop["reason"] == "unknown kind of file" for drop in drops) == 120
+    warnings = capsys.readouterr().err
+    assert "120 files given up, unknown kind of file" in warnings
+    assert "ending .log; text.sources.kind=text reads it" in warnings
+    assert "bare.csv (2 rows not read): has no column text" in warnings
+    assert "the first row must name the columns" in warnings
+    assert "c.parquet (3 rows not read)" in warnings
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "arrow"])
@@ -99,7 +125,7 @@ def test_a_large_parquet_file_is_split_and_the_same(tmp_path: Path, texts, build
     monkeypatch.setattr(sources, "PORTION_BYTES", 2000)
     split = build(path)
     assert split.artifact.fingerprint == whole.artifact.fingerprint
-    assert split.shards[0].place(59).endswith("row 59")
+    assert split.shards[0].place(59).endswith("row 60")
 
 
 def test_compressed_parquet_and_long_texts(tmp_path: Path, texts, build) -> None:
@@ -126,3 +152,22 @@ def test_data_sets_on_disk(tmp_path: Path, texts, build, all_texts) -> None:
     assert all_texts(build(SourceSettings(paths=(str(tmp_path / "parts"),), kind="hf"))) == wanted[:2]
     with pytest.raises(MissingInputError, match="has no split dev; there are: train"):
         build(SourceSettings(paths=(f"hf:{tmp_path / 'parts'}",), hf_split="dev"))
+
+
+def test_the_one_reader_of_tables_serves_prepare_too(tmp_path: Path, texts, build, all_texts) -> None:
+    """JSON arrays, other delimiters and encodings, files without a header: as in finetune and predict."""
+    wanted = [f"{next(texts)} café" for _ in range(3)]
+    (tmp_path / "a.json").write_text(json.dumps({"version": 1, "rows": [{"text": text} for text in wanted]}, indent=1))
+    assert all_texts(build(tmp_path / "a.json")) == wanted
+    (tmp_path / "lines.json").write_text("\n".join(json.dumps({"text": text}) for text in wanted))
+    assert all_texts(build(tmp_path / "lines.json")) == wanted
+    (tmp_path / "b.csv").write_text("id;text\n" + "".join(f"{n};{text}\n" for n, text in enumerate(wanted)))
+    semicolons = build(tmp_path / "b.csv")
+    assert all_texts(semicolons) == wanted
+    assert semicolons.counts["changed"] == {"cells divided by semicolons (guessed)": 1}
+    (tmp_path / "c.csv").write_bytes("".join(f"{n},{text}\n" for n, text in enumerate(wanted)).encode("cp1252"))
+    source = SourceSettings(paths=(str(tmp_path / "c.csv"),), header=False, text_columns=("2",), encoding="cp1252")
+    assert all_texts(build(source)) == wanted
+    (tmp_path / "d.txt").write_bytes("\n".join(wanted).encode("latin-1"))
+    plain = SourceSettings(paths=(str(tmp_path / "d.txt"),), encoding="latin-1", layout="line")
+    assert all_texts(build(plain)) == wanted

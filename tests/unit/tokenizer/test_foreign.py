@@ -1,4 +1,4 @@
-"""GPT-2's and RoBERTa's own files."""
+"""GPT-2's, RoBERTa's and BERT's own files."""
 
 from __future__ import annotations
 
@@ -53,4 +53,44 @@ def test_damaged_tables_are_refused(small_bpe: Tokenizer, tmp_path: Path) -> Non
         load_tokenizer(tmp_path)
     (tmp_path / "encoder.json").write_text('{"a": 5}')
     with pytest.raises(DataError, match="from 0 on"):
+        load_tokenizer(tmp_path)
+
+
+TEXTS = ["The Quick brown-fox, naïve café!", "Who wrote [MASK] it? 中文 字", "##ed xyzzy\u0301"]
+
+
+@pytest.mark.parametrize("config", [None, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}])
+def test_berts_vocab_txt_alone_gives_berts_ids(
+    config: dict[str, bool] | None, small_wordpiece: Tokenizer, tmp_path: Path
+) -> None:
+    from tokenizers.implementations import BertWordPieceTokenizer
+
+    (tmp_path / "vocab.txt").write_bytes(small_wordpiece.files()["vocab.txt"])
+    if config is not None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    config = config or {"do_lower_case": True}
+    reference = BertWordPieceTokenizer(
+        str(tmp_path / "vocab.txt"),
+        lowercase=config["do_lower_case"],
+        strip_accents=config.get("strip_accents"),
+    )
+    reference._tokenizer.encode_special_tokens = True
+    for path in (tmp_path, tmp_path / "vocab.txt"):
+        tokenizer = load_tokenizer(path)
+        assert tokenizer.kind == "wordpiece"
+        assert tokenizer.special_ids == small_wordpiece.special_ids
+        for text in TEXTS:
+            assert tokenizer.encode(text).tolist() == reference.encode(text, add_special_tokens=False).ids
+
+
+def test_a_vocab_txt_with_capitals_is_a_cased_one_and_damage_is_refused(tmp_path: Path) -> None:
+    specials = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n"
+    (tmp_path / "vocab.txt").write_text(specials + "Paris\nparis\n")
+    tokenizer = load_tokenizer(tmp_path)
+    assert tokenizer.encode("Paris paris").tolist() == [5, 6]
+    (tmp_path / "vocab.txt").write_text(specials + "a\na\n")
+    with pytest.raises(DataError, match=r"vocab.txt: the entry 'a' stands twice"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\na\n")
+    with pytest.raises(DataError, match=r"has no \[CLS\], \[SEP\], \[MASK\]"):
         load_tokenizer(tmp_path)

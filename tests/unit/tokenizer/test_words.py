@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers
 
+from remask.errors import UnavailableError
 from remask.tokenizer import Tokenizer
+from remask.tokenizer.bulk import BlockEncoder
 from remask.tokenizer.words import (
     SPACE,
     TokenStarts,
     _unit_starts,
     character_class,
+    check_segmenter,
+    join_chinese,
     token_word_starts,
     unit_starts,
 )
@@ -112,3 +120,46 @@ def test_no_tokens_no_words(small_bpe: Tokenizer) -> None:
     pre, words = TokenStarts(small_bpe.token_bytes).find(nothing, nothing, np.zeros(0, np.uint8), nothing)
     assert (len(pre), len(words)) == (0, 0)
     assert len(token_word_starts("", np.zeros((0, 2), np.int64))) == 0
+
+
+def test_chinese_words_of_a_segmenter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """自然 and 语言 are words of two characters here, 爱 is one; other scripts stay as they are."""
+    monkeypatch.setitem(sys.modules, "rjieba", SimpleNamespace(cut=lambda run: re.findall("自然|语言|.", run)))
+    text = "Use 自然语言 or 爱自然。"
+    letters = list(text)
+    begins = np.cumsum([0, *(len(letter.encode()) for letter in letters[:-1])])
+    starts = unit_starts(text)
+    join_chinese(np.frombuffer(text.encode(), np.uint8), begins, starts)
+    assert "".join(("|" if start else "") + letter for letter, start in zip(text, starts, strict=True)) == (
+        "|Use| 自然|语言| or| 爱|自然|。"
+    )
+
+
+def test_every_way_to_ids_knows_chinese_words(
+    monkeypatch: pytest.MonkeyPatch, small_bpe: Tokenizer, small_wordpiece: Tokenizer
+) -> None:
+    monkeypatch.setitem(sys.modules, "rjieba", SimpleNamespace(cut=lambda run: re.findall("自然|语言|.", run)))
+    data = "爱自然语言".encode()
+    offsets = np.array([0, len(data)])
+    by_bytes = BlockEncoder(small_bpe, "none", False, "jieba").encode(data, offsets, np.array([0]))
+    places = np.cumsum(small_bpe.token_lengths[by_bytes.ids]) - small_bpe.token_lengths[by_bytes.ids]
+    assert places[by_bytes.word_starts].tolist() == [0, 3, 9]
+    by_library = BlockEncoder(small_wordpiece, "none", False, "jieba").encode(data, offsets, np.array([0]))
+    assert by_library.word_starts.tolist() == [True, True, False, True, False]
+    plain = BlockEncoder(small_wordpiece, "none", False).encode(data, offsets, np.array([0]))
+    assert plain.word_starts.tolist() == [True] * 5
+
+
+def test_the_segmenter_itself() -> None:
+    pytest.importorskip("rjieba", reason="the zh extra is not installed")
+    text = "我们在北京大学学习自然语言处理。"
+    begins = np.arange(len(text)) * 3
+    starts = unit_starts(text)
+    join_chinese(np.frombuffer(text.encode(), np.uint8), begins, starts)
+    assert "|北京大学|" in "".join(("|" if start else "") + letter for letter, start in zip(text, starts, strict=True))
+
+
+def test_a_missing_segmenter_is_said_before_anything_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rjieba", None)
+    with pytest.raises(UnavailableError, match=r"pip install 'remask\[zh\]'"):
+        check_segmenter()

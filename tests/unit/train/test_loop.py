@@ -14,12 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from remask import signals
+from remask import precision, signals
 from remask.errors import ConfigError, Stopped
 from remask.progress import Progress
-from remask.train import budget, precision
+from remask.train import budget
+from remask.train.job import Evaluation, Job
 from remask.train.loop import TrainResult, train
 from remask.train.settings import TrainSettings
+from remask.train.training import Training
 
 from .toy import ToyBatches, ToyModel, ToyObjective
 
@@ -40,22 +42,23 @@ def settings(**changes: Any) -> TrainSettings:
 def run(
     folder: Path, *, model: Any = None, batches: Any = None, objective: Any = None, evaluate: Any = None, **changes: Any
 ) -> TrainResult:
-    allow = changes.pop("allow_change", ())
+    allow, spent_seconds = changes.pop("allow_change", ()), changes.pop("spent_seconds", 0.0)
     chosen = settings(**changes)
-    with signals.catch():
-        return train(
-            model=model or ToyModel(),
-            batches=batches or ToyBatches(),
-            objective=objective or ToyObjective(),
-            settings=chosen,
-            folder=folder,
-            identity={"train": chosen.model_dump(), "data": "toy"},
-            carried={"model.json": b"{}\n", "tokenizer/x.txt": b"x"},
-            evaluate=evaluate,
-            progress=Progress(stream=StringIO()),
-            seed=3,
-            allow_change=allow,
-        )
+    job = Job(
+        model=model or ToyModel(),
+        batches=batches or ToyBatches(),
+        objective=objective or ToyObjective(),
+        settings=chosen,
+        folder=folder,
+        identity={"train": chosen.model_dump(), "data": "toy"},
+        carried={"model.json": b"{}\n", "tokenizer/x.txt": b"x"},
+        evaluate=evaluate,
+        seed=3,
+        allow_change=allow,
+        spent_seconds=spent_seconds,
+    )
+    with signals.catch(), Training(job, Progress(stream=StringIO())) as training:
+        return train(training)
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -74,10 +77,10 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 def test_it_learns_logs_evaluates_and_saves(tmp_path: Path) -> None:
     seen = []
 
-    def evaluate(model: Any) -> dict[str, float]:
+    def evaluate(model: Any, step: int | None) -> Evaluation:
         assert not model.training
-        seen.append(1)
-        return {"loss": float(len(seen))}
+        seen.append(step)
+        return Evaluation({"loss": float(len(seen))})
 
     result = run(tmp_path, evaluate=evaluate, steps=200)
     assert result.step == 200
@@ -88,6 +91,7 @@ def test_it_learns_logs_evaluates_and_saves(tmp_path: Path) -> None:
     assert len(losses) == 40
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     assert [line["step"] for line in found if "eval/loss" in line] == list(range(20, 201, 20))
+    assert seen == list(range(20, 201, 20))
     assert result.metrics["eval/loss"] == 10.0
     assert {"train/learning_rate", "train/grad_norm", "train/accuracy", "train/loss_task"} <= result.metrics.keys()
     assert sorted(p.name for p in (tmp_path / "checkpoints").glob("step-*")) == ["step-000000190", "step-000000200"]
@@ -127,8 +131,8 @@ def test_stopped_and_gone_on_is_bitwise_equal(tmp_path: Path, optimizer: str, em
     assert states[0] == states[1]
 
 
-def _evaluate(model: Any) -> dict[str, float]:
-    return {"loss": float(sum(p.double().abs().sum() for p in model.parameters()))}
+def _evaluate(model: Any, step: int | None) -> Evaluation:
+    return Evaluation({"loss": float(sum(p.double().abs().sum() for p in model.parameters()))})
 
 
 class StopAt(ToyBatches):
@@ -154,10 +158,10 @@ def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_again(
     whole = run(tmp_path / "whole", evaluate=_evaluate, save_every=save_every)
     coming = calls.split()
 
-    def interrupted(model: Any) -> dict[str, float]:
+    def interrupted(model: Any, step: int | None) -> Evaluation:
         if coming.pop(0) == "stop":
             raise Stopped("a signal between two batches")
-        return _evaluate(model)
+        return _evaluate(model, step)
 
     for _ in range(2):
         with pytest.raises(Stopped, match=r"in the evaluation after step [24]0, saved; run the same"):
@@ -189,16 +193,6 @@ def test_budgets(tmp_path: Path) -> None:
     assert run(tmp_path / "both", steps=7, tokens=240).step == 7
     with pytest.raises(ConfigError, match="say how long"):
         run(tmp_path / "none", steps=None)
-
-
-def test_minutes_become_steps_that_are_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "_seconds_per_step", lambda *rest: 2.0)  # however busy the machine is
-    with pytest.raises(Stopped):
-        run(tmp_path, steps=None, minutes=1.0, batches=StopAt(3))
-    state = json.loads(max((tmp_path / "checkpoints").glob("step-*")).joinpath("state.json").read_text())
-    assert state["plan"]["num_steps"] > state["step"]
-    result = run(tmp_path, steps=None, minutes=1.0)
-    assert result.step == state["plan"]["num_steps"]
 
 
 def test_the_probe_leaves_weights_and_moments_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,10 +227,10 @@ def test_evaluations_and_checkpoints_take_a_small_share_of_the_minutes(
     monkeypatch.setattr(budget, "PROBE_SECONDS", 0.0)
     calls = []
 
-    def slow(model: Any) -> dict[str, float]:
-        calls.append(1)
+    def slow(model: Any, step: int | None) -> Evaluation:
+        calls.append(step)
         time.sleep(0.2)
-        return {"loss": 1.0}
+        return Evaluation({"loss": 1.0})
 
     run(tmp_path, steps=200, minutes=0.05, save_every=None, eval_every=None, evaluate=slow)
     assert 2 <= len(calls) <= 4  # the probe's, the last, and at most one in ten of three seconds
@@ -254,9 +248,19 @@ def test_a_stop_during_the_probe_leaves_nothing_and_starts_afresh(
     assert run(tmp_path, steps=8, minutes=60.0).step == 8
 
 
+def test_an_evaluation_may_end_the_training_and_is_met_again_after_a_kill(tmp_path: Path) -> None:
+    def enough(model: Any, step: int | None) -> Evaluation:
+        return Evaluation({"loss": 1.0}, is_enough=step == 20)
+
+    assert run(tmp_path, evaluate=enough).step == 20
+    assert max((tmp_path / "checkpoints").glob("step-*")).name == "step-000000010"  # from there it would go on
+    assert run(tmp_path, evaluate=enough).step == 20
+    assert [line["step"] for line in lines(tmp_path) if "eval/loss" in line] == [20]
+
+
 def test_an_evaluation_that_is_no_number_is_logged_saved_and_read_back(tmp_path: Path) -> None:
     """A diverged model must not end the run in a crash while saving."""
-    first = run(tmp_path, evaluate=lambda model: {"loss": float("nan"), "perplexity": float("inf")})
+    first = run(tmp_path, evaluate=lambda *_: Evaluation({"loss": math.nan, "perplexity": math.inf}))
     again = run(tmp_path, evaluate=_evaluate)
     for result in (first, again):
         assert math.isnan(result.metrics["eval/loss"])

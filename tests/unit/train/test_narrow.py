@@ -15,9 +15,9 @@ from remask import signals
 from remask.commands import pretrain
 from remask.config import build_run
 from remask.errors import ConfigError, Stopped
+from remask.precision import probe
 from remask.progress import Progress
 from remask.train.narrow import NarrowWeights
-from remask.precision import probe
 
 from .test_loop import StopAt, lines, run, same, weights
 from .toy import ToyModel

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from remask.train.preflight import Facts, gathered, lines, paper_rate, warnings
+from remask.train.preflight import Facts, data_warnings, gathered, lines, paper_rate, warnings
 from remask.train.settings import TrainSettings
 
 FACTS = Facts(
@@ -100,3 +100,33 @@ def test_warnings_where_settings_are_known_to_go_wrong() -> None:
     assert "40,000 steps or more text" in many
     assert "does not end" in warnings(FACTS, TrainSettings(learning_rate=5e-4, warmup=6000.0))[0]
     assert "of disk are free" in warnings(replace(FACTS, free_bytes=10**6), good)[0]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "lamb", "muon"])
+def test_a_rate_orders_above_the_rule_is_warned_of(optimizer: str) -> None:
+    def said(rate: float, **changes: int | bool) -> str:
+        settings = TrainSettings.model_validate({"learning_rate": rate, "optimizer": optimizer})
+        return "\n".join(warnings(replace(FACTS, post_norm=False, **changes), settings))
+
+    assert "times the paper's rule" in said(0.5)
+    assert "times the paper's rule" in said(0.5, hidden_size=768)
+    assert said(5e-4) == ""
+
+
+def counts(examples: int, real: int, false: int) -> dict[str, dict[str, dict[str, int]]]:
+    return {"sources": {"corpus": {"examples": examples, "real_pairs": real, "false_pairs": false}}}
+
+
+def test_sentence_losses_on_documents_of_one_sentence_are_warned_of() -> None:
+    (line,) = data_warnings(counts(1000, 20, 980), sentence_loss="nsp")
+    assert "98% of the pairs are negatives" in line
+    (line,) = data_warnings(counts(1000, 9, 11), sentence_loss="sop")
+    assert "only 2% of the rows are pairs" in line
+    assert data_warnings(counts(1000, 480, 520), sentence_loss="nsp") == []
+    assert data_warnings({"sources": {"corpus": {"examples": 9}}}) == []
+
+
+def test_static_masks_with_a_left_to_right_share_are_warned_of() -> None:
+    (line,) = data_warnings(counts(9, 0, 0), causal_share=0.25, repeat="static")
+    assert "25% of the text never has the masked loss" in line
+    assert data_warnings(counts(9, 0, 0), causal_share=0.25, repeat="dynamic") == []

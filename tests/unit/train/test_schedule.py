@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from remask.train.schedule import lr_fraction, warmup_steps
+from remask.train.optim import lr_fraction, warmup_steps
 from remask.train.settings import TrainSettings
 
 

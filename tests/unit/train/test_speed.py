@@ -16,8 +16,8 @@ import pytest
 from remask import signals
 from remask.commands.pretrain import PretrainRun, main
 from remask.config import build_run
-from remask.progress import Progress
 from remask.precision import probe
+from remask.progress import Progress
 
 from .test_loop import lines, run
 from .toy import ToyObjective

@@ -19,8 +19,10 @@ from remask.config import build_run
 from remask.errors import Stopped, UnavailableError
 from remask.progress import Progress
 from remask.train import trackers
+from remask.train.job import Evaluation, Job
 from remask.train.loop import train
 from remask.train.settings import TrainSettings
+from remask.train.training import Training
 
 from .test_loop import BASE, StopAt, lines, run
 from .toy import ToyBatches, ToyModel, ToyObjective
@@ -40,7 +42,7 @@ def wanted(folder: Path) -> dict[tuple[str, int], float]:
 
 def stopped_and_gone_on(folder: Path, **changes: Any) -> None:
     """Stopped twice, once after lines that the checkpoint does not know, which come again."""
-    evaluate = lambda model: {"loss": 1.5, "samples": [["a"]]}  # noqa: E731
+    evaluate = lambda model, step: Evaluation({"loss": 1.5}, samples=[["a"]])  # noqa: E731
     for stop in (13, 9):
         with pytest.raises(Stopped):
             run(folder, batches=StopAt(stop), evaluate=evaluate, log_every=2, eval_every=7, **changes)
@@ -183,19 +185,18 @@ def test_a_failing_tracker_is_one_warning_and_off(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Broken, "calls", 0)
     said = StringIO()
     settings = TrainSettings(**{**BASE, "steps": 40, "log_every": 2, "trackers": ("wandb",)})
-    with signals.catch():
-        result = train(
-            model=ToyModel(),
-            batches=ToyBatches(),
-            objective=ToyObjective(),
-            settings=settings,
-            folder=tmp_path,
-            identity={},
-            carried={},
-            evaluate=None,
-            progress=Progress(stream=said),
-            seed=1,
-        )
+    job = Job(
+        model=ToyModel(),
+        batches=ToyBatches(),
+        objective=ToyObjective(),
+        settings=settings,
+        folder=tmp_path,
+        identity={},
+        carried={},
+        seed=1,
+    )
+    with signals.catch(), Training(job, Progress(stream=said)) as training:
+        result = train(training)
     assert result.step == 40
     assert Broken.calls == 3
     assert said.getvalue().count("tracker wandb failed and is off for the rest of this run: the server is gone") == 1

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remask.schema import Batch, Loss, Part
+from remask.schema import Batch, BatchSource, Loss, Part
 
 VOCABULARY, WIDTH, ROWS, LENGTH = 11, 8, 4, 6
 
@@ -39,7 +39,7 @@ class ToyModel(nn.Module):
 
 
 @dataclass
-class ToyBatches:
+class ToyBatches(BatchSource):
     """Step `i` is rows 4i..4i+3 of an endless, learnable stream, cut into micro-batches."""
 
     micro_rows: int = 2

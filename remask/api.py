@@ -1,0 +1,234 @@
+"""remask from Python: a function for every verb that makes something. The verbs call these functions.
+
+In: a run (a frozen object or the path of its YAML file) or its most used settings as keywords, any other setting by its
+dotted name in `settings`, and `out`, where results go. Out: what the verb prints with `--json`, as a dict. The same
+call with the same `out` goes on after a stop. Mistakes are exceptions of `remask.errors`. Nothing heavy is imported
+before a function is called. Not here: how any of it works.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from remask.config import Config, build_run
+from remask.errors import UsageError
+from remask.progress import Progress
+
+if TYPE_CHECKING:
+    from remask.answer.encode import EncodeRun
+    from remask.answer.predict import PredictRun
+    from remask.evaluation.settings import EvaluateRun
+    from remask.exports.settings import ExportRun
+    from remask.tune.settings import FinetuneRun, SearchRun
+
+StrPath = str | os.PathLike[str]
+Settings = Mapping[str, Any]  # dotted names of a run's settings, as --set takes them: {"train.epochs": 3}
+RunT = TypeVar("RunT", bound=Config)
+
+
+def _run(
+    model: type[RunT],
+    run: RunT | StrPath | None,
+    keywords: Mapping[str, Any],
+    settings: Settings | None,
+    assignments: Sequence[str] = (),
+) -> RunT:
+    """The frozen run: as given, or from a run file with keywords and settings over it."""
+    given = {key: _plain(value) for key, value in keywords.items() if value is not None}
+    if isinstance(run, Config):
+        if given or settings:
+            raise UsageError(f"{', '.join([*given, *(settings or {})])}: a finished run is given, which has its own")
+        return run
+    file = None if run is None else Path(run)
+    both = given | {key: _plain(value) for key, value in (settings or {}).items()}
+    return build_run(model, file, assignments, both).run
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# ---------------------------------------------------------------------------------------------------- tasks
+
+
+def finetune(
+    run: FinetuneRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    task: str | None = None,
+    init: StrPath | None = None,
+    train: StrPath | None = None,
+    dev: StrPath | None = None,
+    data: StrPath | None = None,
+    text: str | None = None,
+    text2: str | None = None,
+    label: str | None = None,
+    seeds: int | None = None,
+    epochs: float | None = None,
+    learn: str | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Teach a pretrained model a task of your own or of the papers.
+
+    `task`: classify, regress, multilabel, pair, ner, qa, choice, or a named one such as "glue:sst2". `init`: the model
+    to start from. `train`, `dev`: labelled files; without `dev` a fifth of `train` is set aside. `text`, `text2`,
+    `label`: columns. `data`: the folder of a named task's files, instead of `train` and `dev`.
+
+    The result has `metrics`, `spread` over the seeds, `notes`, and `model`, the folder of the best seed's model.
+
+    >>> result = remask.finetune(task="classify", init="encoder", train="train.csv", text="body", label="topic",
+    ...                          out="topics", settings={"train.epochs": 3})          # doctest: +SKIP
+    >>> remask.load(result["model"]).classify(["Oil rose."])                          # doctest: +SKIP
+    """
+    from remask.tune.finetune import finetune as tune
+    from remask.tune.settings import FinetuneRun, recipe_of
+
+    keywords = {
+        "task": task, "init": init, "train_file": train, "dev_file": dev, "data": data, "table.text": text,
+        "table.text2": text2, "table.label": label, "seeds": seeds, "train.epochs": epochs, "learn": learn,
+    }  # fmt: skip
+    recipe = recipe_of(task) if run is None else ()
+    built = _run(FinetuneRun, run, keywords, settings, recipe)
+    return tune(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
+
+
+def search(
+    run: SearchRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    task: str | None = None,
+    init: StrPath | None = None,
+    train: StrPath | None = None,
+    dev: StrPath | None = None,
+    data: StrPath | None = None,
+    text: str | None = None,
+    text2: str | None = None,
+    label: str | None = None,
+    trials: int | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Search the recipe of a fine-tuning (learning rate, batch, epochs, warmup) with optuna.
+
+    Takes what `finetune` takes; `trials`: fine-tuning runs in all. The result names the best trial, its model and
+    `best_file`, a run file that `finetune` takes as it is.
+    """
+    from remask.tune.search import search as find
+    from remask.tune.settings import TUNED, SearchRun, recipe_of
+
+    keywords = {
+        "task": task, "init": init, "train_file": train, "dev_file": dev, "data": data, "table.text": text,
+        "table.text2": text2, "table.label": label, "search.trials": trials,
+    }  # fmt: skip
+    # What a search varies is not taken from a named task's recipe: a value that is given is not searched.
+    recipe = recipe_of(task, [".".join(place) for place in TUNED.values()]) if run is None else ()
+    built = _run(SearchRun, run, keywords, settings, recipe)
+    return find(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
+
+
+def evaluate(
+    run: EvaluateRun | StrPath | None = None,
+    *,
+    out: StrPath | None = None,
+    model: StrPath | None = None,
+    tasks: Sequence[str] | None = None,
+    data: StrPath | None = None,
+    test: StrPath | None = None,
+    seeds: int | None = None,
+    minutes: float | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Score a model on tasks of the papers, or a fine-tuned one on a labelled file (`test`).
+
+    `tasks`: "glue", a named task of `finetune`, "blimp", "claims", "perplexity"; `data`: the folder with their files.
+    Where the model has no head for a task, it is fine-tuned first, in `out` or the user's cache.
+
+    >>> remask.evaluate(model="topics", test="held-out.csv")["metrics"]["accuracy"]   # doctest: +SKIP
+    """
+    from remask.evaluation.evaluate import evaluate as score
+    from remask.evaluation.settings import EvaluateRun
+
+    keywords = {"model": model, "tasks": tasks, "data": data, "test": test, "seeds": seeds, "minutes": minutes}
+    built = _run(EvaluateRun, run, keywords, settings)
+    return score(built, None if out is None else Path(out), progress=progress or Progress())
+
+
+# -------------------------------------------------------------------------------------------------- answers
+
+
+def predict(
+    run: PredictRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    model: StrPath | None = None,
+    file: StrPath | None = None,
+    text: str | None = None,
+    text2: str | None = None,
+    scores: bool | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Answer every row of a file with a fine-tuned model; `out` has the same rows with the answers beside them.
+
+    For texts that are in memory use `remask.load(model)`. The result counts `rows`, `bad` (set aside) and `cut`.
+    """
+    from remask.answer.predict import PredictRun
+    from remask.answer.predict import main as answer
+
+    keywords = {"model": model, "file": file, "text": text, "text2": text2, "scores": scores}
+    return answer(_run(PredictRun, run, keywords, settings), Path(out), progress=progress or Progress())
+
+
+def encode(
+    run: EncodeRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    model: StrPath | None = None,
+    file: StrPath | None = None,
+    pooled: bool | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Token ids and last hidden states of every text of a file, or with `pooled` one vector a text.
+
+    For texts that are in memory use `remask.load(model).encode(texts)` or `.embed(texts)`.
+    """
+    from remask.answer.encode import EncodeRun
+    from remask.answer.encode import main as write
+
+    keywords = {"model": model, "file": file, "pooled": pooled}
+    return write(_run(EncodeRun, run, keywords, settings), Path(out), progress=progress or Progress())
+
+
+def export(
+    run: ExportRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    model: StrPath | None = None,
+    to: str | None = None,
+    embedding: bool | None = None,
+    settings: Settings | None = None,
+) -> dict[str, Any]:
+    """Write a model for others: `to` "hf" (transformers), "onnx" (an fp32 graph) or "int8".
+
+    What misses its bound (a graph that answers otherwise, an int8 that loses too much) is refused: nothing is written.
+    """
+    from remask.exports.export import export as write
+    from remask.exports.settings import ExportRun
+
+    built = _run(ExportRun, run, {"model": model, "to": to, "embedding": embedding}, settings)
+    measure = None
+    if built.eval_file is not None:
+        from remask.evaluation.export_scores import scorer
+
+        measure = scorer(built.model, built.eval_file, built.columns())
+    return write(built, Path(out), measure)

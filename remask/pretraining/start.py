@@ -1,0 +1,88 @@
+"""The network that a pretraining starts from: fresh weights, or those of another model as far as they fit.
+
+In: the run and the data's tokenizer. Out: a Network whose vocabulary is the data's. Not here: its layers (model), what
+it learns (objectives).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remask.artifacts import open_artifact
+from remask.errors import ConfigError, MissingInputError
+from remask.model.settings import HeadSettings
+from remask.pretraining.settings import PretrainRun
+from remask.progress import Progress
+
+if TYPE_CHECKING:
+    from remask.model.network import Network
+    from remask.tokenizer import Tokenizer
+
+
+def prepared_of(run: PretrainRun) -> Path:
+    """The data of the run; what the run lacks, or asks for in vain, shows here."""
+    if run.prepared is None:
+        raise ConfigError("prepared: which data? Give --data PREPARED (made by remask prepare)")
+    if run.init_from is not None and not run.init_from.is_dir():
+        raise MissingInputError(f"init_from = {run.init_from}: no such model folder")
+    if run.train.parallel == "fsdp" and run.objective.causal_share:
+        raise ConfigError(
+            f"objective.causal_share = {run.objective.causal_share}: goes with train.parallel = ddp; under fsdp all "
+            "ranks must compute the same passes, and whether a micro-batch has such rows differs between them"
+        )
+    open_artifact(run.prepared, "prepared")
+    return run.prepared
+
+
+def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run_folder: Path | None = None) -> Network:
+    """Fresh weights, or those of another model as far as they fit. Its vocabulary is the data's."""
+    from remask.data.tokens import Tokens
+    from remask.model.network import build_network
+    from remask.start import complete_network, start_network
+
+    if run.model.vocab_size not in (0, tokenizer.vocab_size):
+        raise ConfigError(
+            f"model.vocab_size = {run.model.vocab_size}: the data's tokenizer has {tokenizer.vocab_size} entries; "
+            "leave it out (0)"
+        )
+    if run.data.length > run.model.max_length:
+        raise ConfigError(f"data.length = {run.data.length}: the model reads at most {run.model.max_length} tokens")
+    settings = run.model.model_copy(update={"vocab_size": tokenizer.vocab_size})
+    has_pairs = run.data.sentence_loss != "none"
+    # Only a sentence loss trains the first token; without one the mean of the tokens says more about a text.
+    heads = HeadSettings(masked_lm=True, sentence=has_pairs, pooling="first" if has_pairs else "mean")
+    network = build_network(settings, heads, run.seed)
+    tokens = Tokens.open(prepared_of(run))
+    if run.init_from is None:
+        start_network(network, run.start, tokens, run_folder, progress)
+        return network
+    old_ids, has_head = _take_over(network, run.init_from, tokenizer, progress)
+    complete_network(network, run.start, tokens, old_ids, has_head, run_folder, progress)
+    return network
+
+
+def _take_over(
+    network: Network, init_from: Path, tokenizer: Tokenizer, progress: Progress
+) -> tuple[Sequence[int], bool]:
+    """Weights of another model; tokens that both vocabularies have keep their vectors. Gives the old id of every token
+    (-1: new), and whether the model had a masked-LM head."""
+    from remask.model.store import open_model
+    from remask.model.transplant import transplant
+    from remask.tokenizer import load_tokenizer
+
+    loaded = open_model(init_from)
+    if loaded.tokenizer_folder is None:
+        raise ConfigError(f"init_from = {init_from}: has no tokenizer, so its embeddings cannot be told apart")
+    old = load_tokenizer(loaded.tokenizer_folder)
+    old_id = {name: number for number, name in enumerate(old.tokens)}
+    rows = [old_id.get(name, -1) for name in tokenizer.tokens]
+    for role in ("bos", "pad", "eos", "unk", "mask"):  # specials go by what they do, whatever they are called
+        rows[getattr(tokenizer, f"{role}_id")] = getattr(old, f"{role}_id")
+    fresh = transplant(network, loaded.network, rows)
+    kept = sum(row >= 0 for row in rows)
+    progress.say(f"  weights from {init_from}: {kept:,} of {len(rows):,} tokens keep their vectors")
+    if fresh:
+        progress.warn(f"not in {init_from}, so fresh: {', '.join(fresh)}")
+    return rows, loaded.network.heads.masked_lm is not None
