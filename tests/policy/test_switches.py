@@ -46,6 +46,7 @@ NEEDS: dict[str, dict[str, Any]] = {
         f"start.{name}": {"start.embeddings": "counted"}
         for name in ("std", "weights", "smoothing", "shift", "least_count", "flatten")
     },
+    "start.head_share": {"start.head": "direct"},
     **{f"start.neighbour_{name}": {"start.attention": "neighbours"} for name in ("share", "noise", "reach", "peak")},
 }
 # Only runs of hundreds of steps, or another machine, show these: their own tests turn them.
