@@ -13,7 +13,6 @@ from pathlib import Path
 
 import click
 import pytest
-from remask.export.card import model_card
 
 from remask import __main__ as program
 from remask.commands import Common
