@@ -113,11 +113,8 @@ def _measured(results: Mapping[str, Any]) -> list[str]:
             lines += [f"- Kept in fp32: {', '.join(results['fp32_parts'])}."]
     if "scores" in results:
         scores = results["scores"]
-        lines += [
-            "",
-            f"On {as_markdown(str(scores['set']))} ({scores['examples']:,} examples; bound on {scores['metric']}: a drop of ",
-        ]
-        lines[-1] += f"{scores['max_drop']:g}):"
+        name, bound = as_markdown(str(scores["set"])), f"a drop of {scores['max_drop']:g}"
+        lines += ["", f"On {name} ({scores['examples']:,} examples; bound on {scores['metric']}: {bound}):"]
         lines += ["", "| | source | int8 |", "|---|---|---|"]
         lines += [
             f"| {name} | {before:.4f} | {scores['after'][name]:.4f} |" for name, before in scores["before"].items()
