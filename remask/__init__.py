@@ -7,11 +7,27 @@ heavy is imported here: torch comes with the first thing that needs it.
 
 from typing import TYPE_CHECKING, Any
 
+from remask import errors
+from remask.progress import Progress
+
 if TYPE_CHECKING:
     from remask.answer.model import load
-    from remask.api import encode, evaluate, export, finetune, predict, search, study
+    from remask.api import encode, evaluate, export, finetune, predict, prepare, pretrain, search, study
 
-__all__ = ["encode", "evaluate", "export", "finetune", "load", "predict", "search", "study"]
+__all__ = [
+    "Progress",
+    "encode",
+    "errors",
+    "evaluate",
+    "export",
+    "finetune",
+    "load",
+    "predict",
+    "prepare",
+    "pretrain",
+    "search",
+    "study",
+]
 __version__ = "0.1.0"
 
 

@@ -5,15 +5,20 @@ Also here: what every failure looks like to the user (one line and an exit code)
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib
 import os
 import sys
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from remask import __version__, signals
 from remask.errors import DiskError, MissingInputError, RemaskError, Stopped
+from remask.visible import visible
 
 # verb -> its line in `remask --help`; each is commands/<verb with _>.py with a click command named `command`.
 VERBS = {
@@ -62,9 +67,33 @@ class _Verbs(click.Group):
             raise click.UsageError(f"no verb {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *words: Any, **extra: Any) -> click.Context:
+        with _visible_words():
+            return super().make_context(*words, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _visible_words():
+            return super().invoke(ctx)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl([(verb, VERBS[verb]) for verb in VERBS])
+
+
+@contextlib.contextmanager
+def _visible_words() -> Iterator[None]:
+    """click shows the words of the command as they came."""
+    try:
+        yield
+    except click.ClickException as error:
+        error.message = visible(error.message, lines=True)  # pyrefly: ignore[read-only]
+        raise
+
+
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
+    click.echo(f"remask: warning: {visible(str(message))}", err=True)
 
 
 def _module(verb: str) -> str:
@@ -83,33 +112,53 @@ def cli() -> None:
 def main() -> None:
     """Run a verb; a user's mistake ends in one line on stderr and the exit code of errors.py."""
     try:
+        _run()
+    except SystemExit as end:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "torch.distributed" in sys.modules:
+            _end_rank(end.code)
+        raise
+
+
+def _end_rank(code: Any) -> None:
+    """End here, without taking Python apart: threads of torch's process group can outlive it (caches of FSDP keep it),
+    and one that lets go of a tensor meanwhile aborts a process whose work is done."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
+
+
+def _run() -> None:
+    warnings.showwarning = _show_warning
+    try:
         with signals.catch():
             cli(prog_name="remask", standalone_mode=True)
     except RemaskError as error:
-        _fail(str(error), error.exit_code)
+        _fail(*error.args, code=error.exit_code)
     except KeyboardInterrupt:
-        _fail("stopped; run the same command again to go on", Stopped.exit_code)
+        _fail("stopped; run the same command again to go on", code=Stopped.exit_code)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except MemoryError:
-        _fail(_NO_MEMORY, DiskError.exit_code)
+        _fail(_NO_MEMORY, code=DiskError.exit_code)
     except OSError as error:  # what no part foresaw
         kind = MissingInputError if isinstance(error, FileNotFoundError) else DiskError
-        _fail(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", kind.exit_code)
+        _fail(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", code=kind.exit_code)
     except RuntimeError as error:
         if "allocate memory" not in str(error) and "out of memory" not in str(error):  # torch has no error of its own
             raise
-        _fail(_NO_MEMORY, DiskError.exit_code)
+        _fail(_NO_MEMORY, code=DiskError.exit_code)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str = "", *details: str, code: int) -> None:
     if "--debug" in sys.argv:
         import traceback
 
         traceback.print_exc()
-    for line in message.splitlines():
-        click.echo(f"remask: {line}", err=True)
+    for line in (message, *(f"  {detail}" for detail in details)):
+        click.echo(f"remask: {visible(line)}", err=True)
     sys.exit(code)
 
 

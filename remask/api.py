@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from remask.config import Config, build_run
+from remask.config import Config, build_run, find_run
 from remask.errors import UsageError
 from remask.progress import Progress
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from remask.answer.predict import PredictRun
     from remask.evaluation.settings import EvaluateRun
     from remask.exports.settings import ExportRun
+    from remask.preparation.settings import PrepareRun
+    from remask.pretraining.settings import PretrainRun
     from remask.studies.settings import StudyRun
     from remask.tune.settings import FinetuneRun, SearchRun
 
@@ -40,8 +42,10 @@ def _run(
     """The frozen run: as given, or from a run file with keywords and settings over it."""
     given = {key: _plain(value) for key, value in keywords.items() if value is not None}
     if isinstance(run, Config):
-        if given or settings:
-            raise UsageError(f"{', '.join([*given, *(settings or {})])}: a finished run is given, which has its own")
+        if given or settings or assignments:
+            raise UsageError(
+                f"{', '.join([*given, *(settings or {}), *assignments])}: a finished run is given, which has its own"
+            )
         return run
     file = None if run is None else Path(run)
     both = given | {key: _plain(value) for key, value in (settings or {}).items()}
@@ -52,6 +56,79 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# ---------------------------------------------------------------------------------------------- pretraining
+
+
+def prepare(
+    run: PrepareRun | StrPath | Sequence[StrPath] | None = None,
+    *,
+    out: StrPath,
+    vocab_size: int | None = None,
+    tokenizer: StrPath | None = None,
+    workers: int | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Turn raw files into documents, a vocabulary and token shards.
+
+    `run`: texts (files, folders or globs; one or a list), or a run file (.yaml). `vocab_size`: the entries of the
+    vocabulary that is trained; or `tokenizer`: one that exists. The result counts documents, sentences, tokens, bytes.
+
+    >>> remask.prepare("texts/", vocab_size=16384, out="prepared")["tokens"]          # doctest: +SKIP
+    """
+    from remask.preparation.prepare import prepare as make
+    from remask.preparation.settings import PrepareRun
+
+    if vocab_size is not None and tokenizer is not None:
+        raise UsageError("vocab_size trains a vocabulary and tokenizer brings one: give one of them")
+    keywords: dict[str, Any] = {
+        "tokenizer.vocab_size": vocab_size, "tokenizer.path": tokenizer, "workers": workers
+    }  # fmt: skip
+    if run is not None and not isinstance(run, Config):
+        texts = [run] if isinstance(run, (str, os.PathLike)) else list(run)
+        if len(texts) != 1 or not os.fspath(texts[0]).endswith((".yaml", ".yml")):
+            keywords["text.sources"], run = [{"name": "corpus", "paths": _plain(texts)}], None
+        else:
+            run = texts[0]
+    built = _run(PrepareRun, run, keywords, settings)
+    return make(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
+
+
+def pretrain(
+    run: PretrainRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    data: StrPath | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    init_from: StrPath | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train an encoder on prepared data.
+
+    `run`: a run file, or the name of one that comes with remask ("wiki_small", "roberta_base"): the network and the
+    recipe. `data`: what `prepare` made. `minutes` or `steps`: how long, in place of the run file's own. `init_from`: a
+    model to start from. `dry_run`: check everything, train nothing.
+
+    The result has the held-out `loss`, `perplexity`, `accuracy` and `bits_per_byte`; `out` is a model for `load`,
+    `finetune` and all others.
+
+    >>> remask.pretrain("wiki_small", data="prepared", minutes=60, out="encoder")["bits_per_byte"]  # doctest: +SKIP
+    """
+    from remask.pretraining.run import pretrain as train
+    from remask.pretraining.settings import PretrainRun, budget_alone
+
+    if run is not None and not isinstance(run, Config):
+        run = find_run("pretrain", run)
+    keywords = {"prepared": data, "init_from": init_from}
+    built = _run(PretrainRun, run, keywords, settings, budget_alone(minutes, steps))
+    return train(built, Path(out), progress=progress or Progress(), allow_change=allow_change, dry_run=dry_run)
 
 
 # ---------------------------------------------------------------------------------------------------- tasks

@@ -17,10 +17,10 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from remask.config import differences
 from remask.errors import (
@@ -75,21 +75,67 @@ def publish(
     config: Any = None,
     inputs: Mapping[str, str] | None = None,
     replace: bool = False,
+    key: str | None = None,
 ) -> Artifact:
     """Fill a new folder through `fill` (which returns counts), then publish it whole or not at all.
 
-    `fill` gets a folder beside the final one; what an earlier attempt left there is removed first.
+    `fill` gets a folder beside the final one; what an earlier attempt left there is removed first. `key`: of everything
+    that went in. A folder that was published under the same key is the result: of a command that was ended before it
+    could say so, or that is given again.
     """
     aside = folder.with_name(f".{folder.name}.partial")
+    if key is not None:
+        inputs = {**(inputs or {}), "key": key}
+        if (done := _published(folder, stage, key)) is not None:
+            return done
     with output_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
         _restore(folder)
         if not replace:
             check_free(folder)
-        shutil.rmtree(aside, ignore_errors=True)
+        with _alone(aside):
+            counts = dict(fill(aside) or {})
+            return publish_filled(aside, folder, stage, counts=counts, config=config, inputs=inputs)
+
+
+def _published(folder: Path, stage: str, key: str) -> Artifact | None:
+    """What stands there, if it is whole and was made under this key."""
+    try:
+        done = open_artifact(folder, stage, verify=True)
+    except RemaskError:
+        return None
+    return done if done.manifest.get("inputs", {}).get("key") == key else None
+
+
+@contextlib.contextmanager
+def _alone(aside: Path) -> Iterator[None]:
+    """An empty folder for one process. What a killed one left there goes; what a living one fills stays its own."""
+    if aside.is_dir():
+        with _held(aside):
+            shutil.rmtree(aside, ignore_errors=True)
+    try:
         aside.mkdir()
-        counts = dict(fill(aside) or {})
-        return publish_filled(aside, folder, stage, counts=counts, config=config, inputs=inputs)
+    except FileExistsError:
+        raise _in_use(aside) from None
+    with _held(aside):
+        yield
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """A lock on a folder itself, which is no file in it and goes with it when it is renamed."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise _in_use(folder) from None
+    finally:
+        os.close(handle)
+
+
+def _in_use(folder: Path) -> UnavailableError:
+    return UnavailableError(f"{folder}: another remask is running there; wait for it or choose another --out")
 
 
 def publish_filled(
@@ -179,12 +225,29 @@ def write_json(path: Path, value: Any) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     aside = path.with_name(f".{path.name}.partial")
     with output_errors(path):
-        with aside.open("wb") as file:
+        with _alone_in(aside) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        aside.rename(path)
+            aside.rename(path)
         _sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def _alone_in(path: Path) -> Iterator[BinaryIO]:
+    """An empty file to write, once no other process writes it; what a killed one left in it goes."""
+    while True:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "wb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            if os.fstat(file.fileno()).st_ino == os.stat(path).st_ino:
+                break
+        except FileNotFoundError:
+            pass  # the other one has renamed it: it is a finished file now
+        file.close()
+    with file:
+        file.truncate(0)
+        yield file
 
 
 # ------------------------------------------------------------------------------------- files that stay as they are
@@ -194,6 +257,17 @@ def check_free(out: Path) -> None:
     """Refuse a name that is taken: what another command or a person made is never overwritten."""
     if out.exists() or out.is_symlink():
         raise OutputError(f"{out}: exists already; choose another --out or remove it")
+
+
+def claim(folder: Path, mark: str) -> None:
+    """A folder for one command's results is new or empty, or has the file `mark` by which that command knows its own;
+    one that holds anything else is not written into."""
+    if not (folder / mark).exists() and (folder.exists() or folder.is_symlink()):
+        with output_errors(folder):
+            others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        if others:
+            more = ", …" if len(others) > 3 else ""
+            raise OutputError(f"{folder}: holds something else ({', '.join(others[:3])}{more}); choose another --out")
 
 
 def put_new(whole: Path, out: Path) -> None:
@@ -258,6 +332,51 @@ def sha256_of(path: Path) -> str:
 
 
 # ------------------------------------------------------------------------------------------------- reading
+
+
+# ------------------------------------------------------------------------------- work that goes on after a stop
+
+
+def begin(work: Path, key: Any, made: Sequence[str], name: str = "identity.json") -> bool:
+    """Claim the folders `made` inside `work` for what follows from `key` (plain values) alone. Whether they hold what
+    an earlier attempt left for the same key; what was left for another one is removed first."""
+    record, key = work / name, json.loads(json.dumps(key))
+    try:
+        is_same = json.loads(record.read_bytes()) == key
+    except (OSError, ValueError):
+        is_same = False
+    with output_errors(work):
+        if not is_same:
+            record.unlink(missing_ok=True)
+        for folder in (work / folder for folder in made):
+            if not is_same:
+                shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(exist_ok=True)
+    if not is_same:
+        write_json(record, key)
+    return is_same
+
+
+def finish(record: Path, facts: Any, files: Sequence[Path] = ()) -> None:
+    """Write, last of all, that a piece of work is done: plain facts about it and the checksums of what it made."""
+    with output_errors(record):
+        sums = {os.path.relpath(file, record.parent): sha256_of(file) for file in files}
+    write_json(record, {"facts": facts, "sha256": sums})
+
+
+def finished(record: Path, *, verify: bool = True) -> Any | None:
+    """The facts of a piece of work that was finished and whose files are all as they were, be it after a power
+    failure; None if it must be done again."""
+    try:
+        content = json.loads(record.read_bytes())
+        sums = content["sha256"] if verify else {}
+        is_whole = all(sha256_of(record.parent / name) == digest for name, digest in sums.items())
+        return content["facts"] if is_whole else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+# ------------------------------------------------------------------------------------------------- opening
 
 
 def open_artifact(folder: Path, stage: str, *, verify: bool = False) -> Artifact:
@@ -435,7 +554,5 @@ def _lock_file(folder: Path) -> int:
             pass
         except OSError:
             os.close(handle)
-            raise UnavailableError(
-                f"{folder}: another remask is running there; wait for it or choose another --out"
-            ) from None
+            raise _in_use(folder) from None
         os.close(handle)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -181,6 +182,19 @@ def find_base(name: str, beside: Path | None = None) -> Path:
     return folder / f"{name}.yaml"
 
 
+def find_run(verb: str, word: str | os.PathLike[str]) -> Path:
+    """A run file by its path, or by its name: a file of runs/VERB, or for pretrain also an ablation or a base."""
+    path, name = Path(word), os.fspath(word)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    folders = [runs_folder() / folder for folder in (verb, *(["ablations", "bases"] if verb == "pretrain" else []))]
+    known = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*.yaml"))}
+    if name not in known:
+        names = ", ".join(known) or "none"
+        raise ConfigError(f"{name!r} is neither a run file nor one of {names}{_nearest(name, list(known))}")
+    return known[name]
+
+
 def merge(under: Any, over: Any) -> Any:
     """Nested values, those of `over` winning."""
     if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
@@ -296,7 +310,7 @@ def _validate(model: type[ConfigT], values: Any, sources: Sequence[_Source]) -> 
         return model.model_validate_json(json.dumps(values))
     except ValidationError as error:
         messages = [_explain(model, dict(problem), sources) for problem in error.errors()]
-        raise ConfigError("\n".join(dict.fromkeys(messages))) from error
+        raise ConfigError(*dict.fromkeys(messages)) from error
     except ValueError as error:
         raise ConfigError(f"{sources[-1].name}: {error}") from error
 

@@ -20,6 +20,7 @@ import numpy as np
 
 from remask.artifacts import Artifact, open_artifact, output_errors
 from remask.errors import DataError
+from remask.visible import visible
 
 STAGE = "documents"
 SUFFIXES = (".text", ".documents", ".sentences", ".places")
@@ -37,7 +38,7 @@ def byte_positions(data: bytes, characters: np.ndarray) -> np.ndarray:
 
 def one_line(place: str) -> str:
     """A place as it stands in `.places`: file names may hold newlines and stray bytes."""
-    return place.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n").replace("\r", "\\r")
+    return visible(place)
 
 
 class DocumentWriter:

@@ -10,6 +10,13 @@ class RemaskError(Exception):
 
     exit_code = 1
 
+    def __init__(self, message: str = "", *details: str) -> None:
+        """`details` become lines of their own; a newline inside the message or one of them is shown as \\n."""
+        super().__init__(message, *details)
+
+    def __str__(self) -> str:
+        return "\n".join([self.args[0], *(f"  {detail}" for detail in self.args[1:])])
+
 
 class UsageError(RemaskError):
     """The words of the command are off."""

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
+from remask.visible import visible
+
 PLAIN_EVERY_SECONDS = 10.0
 
 
@@ -112,9 +114,8 @@ class Progress:
         if self._cell_line is not None:
             self._draw_in_cell(f"✓ {line}")
             self._cell_line = None
-        else:
-            mark = "\x1b[32m✓\x1b[0m" if self.live and not self._in_notebook else "done:"
-            self.say(f"{mark} {line}")
+        elif not self.quiet:
+            self._print(line, "\x1b[32m✓\x1b[0m" if self.live and not self._in_notebook else "done:")
 
     def _draw(self, line: str, note: str) -> None:
         """In one line, or with the note in a second one where the terminal is too narrow for both."""
@@ -125,12 +126,12 @@ class Progress:
         width = (os.get_terminal_size(self.stream.fileno()).columns or 80) - 1
         lines = [both] if len(both) <= width or not note else [line, f"  {note}"]
         self._clear()
-        self.stream.write("\n".join(shown[:width] for shown in lines))
+        self.stream.write("\n".join(visible(shown)[:width] for shown in lines))
         self.stream.flush()
         self._drawn = len(lines)
 
     def _draw_in_cell(self, line: str) -> None:
-        from IPython.display import display
+        from IPython.display import display  # type: ignore[import-not-found]  # only ever called inside a notebook
 
         if self._cell_line is None:
             self._cell_line = display({"text/plain": line}, raw=True, display_id=True)
@@ -142,9 +143,9 @@ class Progress:
             self.stream.write("\r\x1b[2K" + "\x1b[1A\x1b[2K" * (self._drawn - 1))
             self._drawn = 0
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, mark: str = "") -> None:
         self._clear()
-        self.stream.write(line + "\n")
+        self.stream.write(f"{mark} {visible(line)}\n" if mark else f"{visible(line)}\n")
         self.stream.flush()
 
 

@@ -2,7 +2,9 @@
 
 In: a module-level function that is pure but for the files it writes whole or not at all, and its items. Out: the
 results in item order, whatever finished first. A task that was killed is run again by the next attempt, so nothing
-is saved here. On a cluster the paths inside the items must lie on a file system that every machine sees.
+is saved here. A task that says how long its next step may take (`expect`) can be ended in the middle of it, even
+inside foreign code, and run again without what held it up. On a cluster the paths inside the items must lie on a file
+system that every machine sees.
 Not here: what any task does, and how an earlier attempt's results are recognised.
 """
 
@@ -10,14 +12,18 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import math
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.sharedctypes import RawArray
 from typing import Any, Literal, TypeVar
 
 from remask import signals
@@ -44,15 +50,19 @@ def run_tasks(
     workers: int,
     engine: Engine = "local",
     on_done: Callable[[int, ResultT], None] | None = None,
+    without: Callable[[ItemT, int], ItemT] | None = None,
 ) -> list[ResultT]:
-    """`function` over `items`; `on_done(index, result)` is called here as each one ends. Stops between results."""
+    """`function` over `items`; `on_done(index, result)` is called here as each one ends. Stops between results.
+
+    With `without`, a local worker that lets its time pass is ended and `without(item, mark)` is done instead, where
+    `mark` is what it last gave to `expect`; even a single item then gets a process, since only that can be ended."""
     results: dict[int, ResultT] = {}
     if engine == "ray":
         finished = _run_ray(function, items, workers)
-    elif workers <= 1 or len(items) <= 1:
+    elif without is None and (workers <= 1 or len(items) <= 1):
         finished = _run_inline(function, items)
     else:
-        finished = _run_local(function, items, min(workers, len(items)))
+        finished = _Pool(function, items, min(workers, len(items)), without).results()
     for index, result in finished:
         results[index] = result
         if on_done:
@@ -69,42 +79,103 @@ def _run_inline(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterato
 # --------------------------------------------------------------------------------------------- local processes
 
 
-def _run_local(function: Callable[[Any], Any], items: Sequence[Any], workers: int) -> Iterator[tuple[int, Any]]:
-    """Spawned (a fork copies locks of threads that do not exist there); killed with this process, never orphaned."""
-    context = multiprocessing.get_context("spawn")
-    processes: dict[Connection, Any] = {}
-    waiting = list(reversed(range(len(items))))
-    busy: dict[Connection, int] = {}
+_deadline: Any = None  # in a worker: [when its time has passed, the mark of its step], read by the parent
+
+
+def expect(seconds: float, mark: int) -> None:
+    """The next step will take at most so long; `mark` (below 2**53) names it to whoever has to do without it."""
+    if _deadline is not None:
+        _deadline[0] = math.inf  # not the old time with the new mark
+        _deadline[1] = mark
+        _deadline[0] = _clock(os.getpid()) + seconds
+
+
+def _clock(process: int) -> float:
+    """Seconds that a process has computed: others on the machine, or a stop by ^Z, do not make it late."""
+    if sys.platform != "linux":
+        return time.monotonic()
     try:
-        for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
-            process.start()
-            theirs.close()
-            processes[ours] = process
-            ours.send(function)
-            _deal(ours, items, waiting, busy)
-        while busy:
-            signals.check()
-            ready = wait([*busy, *(processes[link].sentinel for link in busy)], _POLL_SECONDS)
-            for link in [link for link in busy if link in ready or processes[link].sentinel in ready]:
-                index, result = _receive(link, processes[link])
-                del busy[link]
-                _deal(link, items, waiting, busy)
-                yield index, result
-    finally:
-        for link, process in processes.items():
-            link.close()
-            if link in busy:
-                process.kill()
-            process.join()
+        return time.clock_gettime((~process << 3) | 2)  # clock_getcpuclockid(3), which Python has for threads only
+    except OSError:  # it has ended
+        return 0.0
 
 
-def _deal(link: Connection, items: Sequence[Any], waiting: list[int], busy: dict[Connection, int]) -> None:
-    if waiting:
-        index = waiting.pop()
-        link.send((index, items[index]))
-        busy[link] = index
+@dataclass
+class _Worker:
+    process: Any
+    deadline: Any
+
+
+class _Pool:
+    """Spawned (a fork copies locks of threads that do not exist there); killed with this process, never orphaned."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Any],
+        items: Sequence[Any],
+        workers: int,
+        without: Callable[[Any, int], Any] | None,
+    ) -> None:
+        self._function, self._items, self._num_workers, self._without = function, list(items), workers, without
+        self._context = multiprocessing.get_context("spawn")
+        self._workers: dict[Connection, _Worker] = {}
+        self._waiting = list(reversed(range(len(items))))
+        self._busy: dict[Connection, int] = {}
+
+    def results(self) -> Iterator[tuple[int, Any]]:
+        try:
+            for _ in range(self._num_workers):
+                self._deal(self._start())
+            while self._busy:
+                signals.check()
+                self._end_late_ones()
+                sentinels = (self._workers[link].process.sentinel for link in self._busy)
+                ready = wait([*self._busy, *sentinels], _POLL_SECONDS)
+                for link in list(self._busy):
+                    if link in ready or self._workers[link].process.sentinel in ready:
+                        index, result = _receive(link, self._workers[link].process)
+                        del self._busy[link]
+                        self._deal(link)
+                        yield index, result
+        finally:
+            for link in list(self._workers):
+                self._end(link)
+
+    def _start(self) -> Connection:
+        ours, theirs = self._context.Pipe()
+        deadline = RawArray("d", [math.inf, 0])
+        process = self._context.Process(target=_serve, args=(theirs, os.getpid(), deadline), daemon=True)
+        process.start()
+        theirs.close()
+        self._workers[ours] = _Worker(process, deadline)
+        ours.send(self._function)
+        return ours
+
+    def _end(self, link: Connection) -> None:
+        worker = self._workers.pop(link)
+        link.close()
+        if self._busy.pop(link, None) is not None:
+            worker.process.kill()
+        worker.process.join()
+
+    def _deal(self, link: Connection) -> None:
+        if self._waiting:
+            index = self._waiting.pop()
+            self._workers[link].deadline[0] = math.inf
+            link.send((index, self._items[index]))
+            self._busy[link] = index
+
+    def _end_late_ones(self) -> None:
+        for link in list(self._busy) if self._without else ():
+            worker = self._workers[link]
+            until, mark = worker.deadline
+            if _clock(worker.process.pid) > until and not link.poll():
+                index = self._busy[link]
+                self._end(link)
+                assert self._without is not None
+                self._items[index] = self._without(self._items[index], int(mark))
+                self._waiting.append(index)
+                self._deal(self._start())
 
 
 def _receive(link: Connection, process: Any) -> tuple[int, Any]:
@@ -121,8 +192,10 @@ def _receive(link: Connection, process: Any) -> tuple[int, Any]:
     return index, result
 
 
-def _serve(link: Connection, parent: int) -> None:
+def _serve(link: Connection, parent: int, deadline: Any) -> None:
     """A worker's life: one function, then items until the other end closes."""
+    global _deadline
+    _deadline = deadline
     signals.ignore()
     die_with_parent(parent)
     for name in _ONE_THREAD:
@@ -144,7 +217,7 @@ def _serve(link: Connection, parent: int) -> None:
 def _portable(error: Exception) -> Exception:
     """The error itself where the user should read it; ours with the worker's traceback, which would get lost."""
     if isinstance(error, RemaskError):
-        return type(error)(str(error))
+        return type(error)(*error.args)
     text = "".join(traceback.format_exception(error))
     try:
         pickle.loads(pickle.dumps(error))

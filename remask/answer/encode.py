@@ -49,13 +49,14 @@ class EncodeRun(Config):
 def main(run: EncodeRun, out: Path, progress: Progress) -> dict[str, Any]:
     """Encode all texts; how many there were."""
     from remask.answer.model import load
-    from remask.answer.stream import file_key, model_key
+    from remask.answer.stream import file_key
+    from remask.model.store import model_fingerprint
 
     if not run.file.exists():
         raise MissingInputError(f"{run.file}: no such file")
     model = load(run.model, device=run.device)
     settings = dump(run) | {"model": None, "file": None}
-    key = {"model": model_key(model.folder), "run": settings, "file": file_key(run.file)}
+    key = {"model": model_fingerprint(model.folder), "run": settings, "file": file_key(run.file)}
     with artifacts.work_on(out, key) as work:
         if work.result is None:
             _Job(run, model, work).run(progress)

@@ -91,7 +91,8 @@ def open_ready(run: PredictRun) -> Ready:
     """Open everything that does not depend on the file."""
     from remask.answer.model import Model
     from remask.answer.reader import open_reader
-    from remask.answer.stream import Asker, model_key
+    from remask.answer.stream import Asker
+    from remask.model.store import model_fingerprint
     from remask.precision import choose_device, choose_precision
 
     reader = open_reader(Path(run.model), run.task)
@@ -99,7 +100,7 @@ def open_ready(run: PredictRun) -> Ready:
     device = choose_device(run.device)
     precision, _ = choose_precision(run.precision, device)
     model = Model(reader, device=device, batch_tokens=run.batch_tokens, precision=precision)
-    identity = {"model": model_key(model.folder), "precision": precision, "device": str(device)}
+    identity = {"model": model_fingerprint(model.folder), "precision": precision, "device": str(device)}
     facts = {"kind": task.kind.name, "labels": list(task.labels), "precision": precision}
     return Ready(Asker.of(model, run.text, run.text2), facts, identity)
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from remask import artifacts
 from remask.answer.model import Model
-from remask.config import fingerprint
 from remask.errors import DataError
 from remask.tables import Cells, require_columns
 from remask.tasks.rows import Rows
@@ -41,12 +39,6 @@ def file_key(path: Path) -> dict[str, Any]:
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
     return {"path": str(path.resolve()), "stamps": stamps}
-
-
-def model_key(folder: Path) -> str:
-    """What tells a model from another one."""
-    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json"))
-    return fingerprint([[p.name, artifacts.sha256_of(p)] for p in files if p.name != artifacts.MANIFEST])
 
 
 def check_kept(piece: Sequence[Cells], fingerprints: Sequence[str], folder: Path) -> None:

@@ -21,6 +21,7 @@ import click
 
 from remask.config import Built, ConfigT, build_run, to_yaml
 from remask.progress import Progress
+from remask.visible import visible, visible_json
 from remask.workers import is_first_rank as is_first_rank
 
 
@@ -45,7 +46,7 @@ class Common:
             dotted["seed"] = self.seed
         built = build_run(model, file, self.assignments, dotted, base=base)
         if self.print_config:
-            click.echo(to_yaml(built.run), nl=False)
+            click.echo(visible(to_yaml(built.run), lines=True), nl=False)
             raise click.exceptions.Exit(0)
         return built
 
@@ -60,9 +61,9 @@ class Common:
     def result(self, values: Mapping[str, Any], text: str | None = None) -> None:
         """The result on stdout: one JSON object with --json, the text for a person otherwise."""
         if self.json:
-            click.echo(json.dumps(values, ensure_ascii=False, default=str))
+            click.echo(visible_json(json.dumps(values, ensure_ascii=False, default=str)))
         elif text:
-            click.echo(text)
+            click.echo(visible(text, lines=True))
 
 
 def program() -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from remask.artifacts import write_bytes
+from remask.artifacts import write_page
 from remask.commands import Common, common_options
 from remask.config import differences
 from remask.errors import RemaskError, UsageError
@@ -42,7 +42,7 @@ def command(runs: tuple[Path, ...], out: Path | None, common: Common) -> None:
         common.progress.warn(note)
     word_bits = _word_bits(folders, common.progress)
     if out and not common.dry_run:
-        write_bytes(out, comparison_report(folders, word_bits).encode())
+        write_page(out, comparison_report(folders, word_bits))
     values = {
         name: compared_values(run) | {"word_bits_per_byte": bits}
         for name, run, bits in zip(names, folders, word_bits, strict=True)

@@ -28,6 +28,9 @@ from remask.evaluation.settings import GROUPS, ZERO_SHOT, EvaluateRun
 )  # fmt: skip
 @click.option("--text2", "table__text2", help="--test: column with the second text.")
 @click.option("--label", "table__label", help="--test: column with the label.")
+@click.option("--encoding", "table__encoding", help="--test: of the file, where it is not UTF-8.")
+@click.option("--delimiter", "table__delimiter", help="--test: between the file's cells, one character, or tab.")
+@click.option("--header/--no-header", "table__header", default=None, help="--test: does the first line name columns?")
 @click.option("--out", type=click.Path(path_type=Path), help="Folder for fine-tuned models and results.json.")
 @click.option("--seeds", type=int, help="Fine-tuning runs a task; the result is their median.")
 @click.option("--max-train", type=int, help="Train on so many examples a task at most.")

@@ -31,6 +31,11 @@ def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--text", "table__text", help="Column with the text."),
         click.option("--text2", "table__text2", help="Column with the second text."),
         click.option("--label", "table__label", help="Column with the label."),
+        click.option("--encoding", "table__encoding", help="Of the files, where it is not UTF-8."),
+        click.option("--delimiter", "table__delimiter", help="Between the files' cells: one character, or tab."),
+        click.option(
+            "--header/--no-header", "table__header", default=None, help="Whether the first line names the columns."
+        ),
         click.option("--seeds", type=int, help="How many runs; the result is their median and spread."),
         click.option("--learn", type=click.Choice(["all", "heads", "lora"]), help="What learns; all by default."),
         click.option("--max-train", type=int, help="Train on so many examples at most."),

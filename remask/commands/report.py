@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from remask.artifacts import write_bytes
+from remask.artifacts import write_page
 from remask.commands import Common, common_options
 from remask.reports.report import training_report
 from remask.reports.runs import read_run
@@ -21,5 +21,5 @@ def command(run: Path, out: Path | None, common: Common) -> None:
     folder = read_run(run)
     out = out or run / "report.html"
     if not common.dry_run:
-        write_bytes(out, training_report(folder, folder.facts.get("unigram_nats")).encode())
+        write_page(out, training_report(folder, folder.facts.get("unigram_nats")))
     common.result({"report": str(out)}, str(out))

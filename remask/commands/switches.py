@@ -14,7 +14,7 @@ from remask.config import Config, Switch, switches
 # verb -> the run model whose switches it reads, by name so that nothing is imported before it is asked for.
 RUN_MODELS = {
     "quickstart": "remask.starter.settings:QuickstartRun",
-    "prepare": "remask.commands.prepare:PrepareRun",
+    "prepare": "remask.preparation.settings:PrepareRun",
     "inspect": "remask.commands.inspect:InspectRun",
     "pretrain": "remask.pretraining.settings:PretrainRun",
     "finetune": "remask.commands.finetune:FinetuneRun",

@@ -92,7 +92,9 @@ def _fixed(
 def _heldout(prepared: Path, settings: DataSettings, tokenizer: Vocabulary) -> Corpus:
     tokens = Tokens.open(prepared, "heldout")
     if not tokens.num_tokens:
-        raise DataError(f"{prepared}: holds no held-out text; prepare with a heldout fraction above 0")
+        raise DataError(
+            f"{prepared}: holds no held-out text; prepare two sentences at least, with text.heldout_fraction above 0"
+        )
     recipe = Recipe.of(settings, settings.length, uses_bert_layout(settings, tokenizer), SEED)
     examples = open_index(tokens, recipe, None)
     masker = Masker(MaskingSettings(repeat="static"), tokenizer)

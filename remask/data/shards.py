@@ -7,7 +7,6 @@ it can, since every worker process pays for it. Not here: which portions there a
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -52,30 +51,21 @@ def make_shard(task: ShardTask) -> dict[str, Any]:
     facts = writer.close()
     with artifacts.output_errors(task.facts):
         np.save(task.facts.with_suffix(".npy"), histogram)
-        aside = task.facts.with_suffix(".partial")
-        aside.write_text(json.dumps({"shard": facts, "sha256": _checksums(task)}))
-        aside.rename(task.facts)
+    files = [*sorted(task.folder.glob(f"{task.name}.*")), task.facts.with_suffix(".npy")]
+    artifacts.finish(task.facts, facts, files)
     return {**facts, "fell_back": fell_back}
 
 
-def _checksums(task: ShardTask) -> dict[str, str]:
-    files = [*sorted(task.folder.glob(f"{task.name}.*")), task.facts.with_suffix(".npy")]
-    return {file.name: artifacts.sha256_of(file) for file in files}
-
-
 def is_made(task: ShardTask) -> bool:
-    """Whether an earlier attempt finished this shard and all of it is still there, be it after a power failure."""
-    if not task.facts.is_file():
-        return False
-    try:
-        return json.loads(task.facts.read_bytes())["sha256"] == _checksums(task)
-    except (ValueError, KeyError, OSError):
-        return False
+    """Whether an earlier attempt finished this shard and all of it is still there."""
+    return artifacts.finished(task.facts) is not None
 
 
 def read_facts(task: ShardTask) -> dict[str, Any]:
-    """The shard's line of the manifest."""
-    return json.loads(task.facts.read_bytes())["shard"]
+    """The line of a shard that was just made, or found made, in the manifest."""
+    facts = artifacts.finished(task.facts, verify=False)
+    assert facts is not None
+    return facts
 
 
 def read_histogram(task: ShardTask) -> np.ndarray:

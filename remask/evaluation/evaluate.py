@@ -27,6 +27,8 @@ from remask.progress import Progress
 from remask.tasks.kinds import StoredTask, task_files
 from remask.tasks.specs import TASKS
 
+MARK = ".evaluate"  # by which a folder is known to be an evaluation's
+
 if TYPE_CHECKING:
     import torch
 
@@ -40,6 +42,11 @@ def evaluate(run: EvaluateRun, out: Path | None = None, *, progress: Progress) -
     """Each task in turn, or the file given as test. A group's task without files is skipped, and the output says so."""
     if out is not None and any((out / name).is_file() for name in ("run.json", artifacts.MANIFEST)):
         raise ConfigError(f"{out}: holds a run or a model, whose files would be lost; choose another --out")
+    if out is not None:
+        artifacts.claim(out, MARK)
+        with artifacts.output_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+            (out / MARK).touch()
     keep_freed_memory()
     if run.test:
         reader, problem = open_test(run)
@@ -66,8 +73,6 @@ def evaluate(run: EvaluateRun, out: Path | None = None, *, progress: Progress) -
     if evaluation.submitted:
         values["submission"] = evaluation.submitted
     if out is not None:
-        with artifacts.output_errors(out):
-            out.mkdir(parents=True, exist_ok=True)
         artifacts.write_json(out / "results.json", values)
     return values
 
@@ -259,10 +264,11 @@ class Evaluation:
         """Asked once for each model, file and number format."""
         run, judge = self.run, self.judge
         if task in ZERO_SHOT and task != "perplexity":
-            hashes = [models.file_hash(path) for path in self._files(task)]
+            files = list(self._files(task))
         else:
             source = self.texts[task]
-            hashes = [models.file_hash(source if source.is_file() else source / artifacts.MANIFEST)]
+            files = [source if source.is_file() else source / artifacts.MANIFEST]
+        hashes = [models.file_hash(path) for path in files]
         limit = run.max_pairs if task == "blimp" else run.max_dev
         question = [task, models.model_hash(self.loaded.folder), hashes, limit, judge.precision, judge.device.type]
         kept = self.cache / f"{task.replace(':', '-')}-{fingerprint(question)[:10]}.json"
@@ -270,6 +276,7 @@ class Evaluation:
             self.progress.say(f"  {task}: measured already, {kept}")
             return json.loads(kept.read_bytes())
         measured = self._ask(task)
+        models.check_unchanged(files, hashes)
         with artifacts.output_errors(kept):
             kept.parent.mkdir(parents=True, exist_ok=True)
         artifacts.write_json(kept, measured)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from remask import artifacts
 from remask.config import build_run, dump, fingerprint
+from remask.errors import DataError
 from remask.progress import Progress
 from remask.tasks import metrics
 from remask.tasks.kind import Problem, TaskSource
@@ -41,6 +43,13 @@ KEYS = ("metric", "metrics", "spread", "data", "notes", "model")
 @functools.cache
 def file_hash(path: Path) -> str:
     return artifacts.sha256_of(path)
+
+
+def check_unchanged(paths: Sequence[Path], hashes: Sequence[str]) -> None:
+    """What is kept under a hash of files must have been measured on them: nobody wrote them meanwhile."""
+    for path, known in zip(paths, hashes, strict=True):
+        if not path.is_file() or artifacts.sha256_of(path) != known:
+            raise DataError(f"{path}: has changed while it was evaluated; nothing was kept of that, run it again")
 
 
 @functools.cache
@@ -74,7 +83,8 @@ class Tuner:
         options = {"task": task, "init": str(init.resolve()), "data": str(folder.resolve()), **self.options}
         run = build_run(FinetuneRun, None, recipe, options | self._grid(task, width)).run
         named = {key: value for key, value in dump(run).items() if key not in _NOT_IN_NAME}
-        files = [[path.name, file_hash(path)] for path in task_files(task, folder)]
+        paths = task_files(task, folder)
+        files = [[path.name, file_hash(path)] for path in paths]
         out = self.cache / f"{task.replace(':', '-')}-{fingerprint([named, model_hash(init), files])[:10]}"
         done = out / "results.json"
         wanted = list(range(run.seed, run.seed + run.seeds))
@@ -84,6 +94,11 @@ class Tuner:
         else:
             self.progress.say(f"{task}:")
             results = finetune(run, out, progress=self.progress, allow_change=("init", "data"))
+            try:
+                check_unchanged(paths, [known for _, known in files])
+            except DataError:
+                shutil.rmtree(out)  # it is called by what it was not trained on
+                raise
         values = {key: results[key] for key in (*KEYS, *(["grid"] if "grid" in results else []))}
         return values, out / results.get("variant", "")
 

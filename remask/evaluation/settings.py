@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from remask.config import Config, setting, switch
-from remask.tasks.settings import TableSettings
+from remask.tables import OtherForm
 from remask.tasks.specs import TASKS
 from remask.train.settings import Precision
 
@@ -20,20 +20,16 @@ _OF_TEST = ("test", "task", "table")  # what only a labelled file needs
 _OF_BOTH = ("model", "seed", "max_dev", "precision", "device")
 
 
-class FileTable(Config):
-    """Where a file differs from the one that the model was trained on; null: it does not."""
+class FileTable(OtherForm):
+    """Where a file differs from the one that the model was trained on; null: as said, or it does not."""
 
     text: str | None = setting(None, "the column with the text")
     text2: str | None = setting(None, "the column with the second text of a pair")
     label: str | None = setting(None, "the column with the class, number or list of labels")
     id: str | None = setting(None, "a column whose values must all differ")
     separator: str | None = setting(None, "between the labels of a multi-label cell", min_length=1)
-    quoted: bool | None = setting(None, "whether quotes delimit cells")
     bad_rows: Literal["error", "drop"] | None = setting(None, "a row with an empty text or without a label")
     skip_articles: tuple[str, ...] | None = setting(None, "SQuAD: articles that are not scored")
-
-    def over(self, table: TableSettings) -> TableSettings:
-        return TableSettings.model_validate(table.model_dump() | self.model_dump(exclude_none=True))
 
 
 class EvaluateRun(Config):

@@ -158,7 +158,8 @@ def perplexity_sources(data: Path, texts: Sequence[str]) -> dict[str, Path]:
 
 def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> None:
     """A text file as prepared data of the model's vocabulary, all of it held out."""
-    from remask.commands import prepare
+    from remask.preparation.prepare import prepare
+    from remask.preparation.settings import PrepareRun
 
     options = {
         "text.sources": [{"name": "text", "paths": [str(path.resolve())]}],
@@ -168,7 +169,7 @@ def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> 
     }
     quiet = Progress(quiet=True)  # its stages are no news here
     progress.say(f"  {path.name}: preparing")
-    prepare.main(build_run(prepare.PrepareRun, options=options).run, folder, progress=quiet)
+    prepare(build_run(PrepareRun, options=options).run, folder, progress=quiet)
 
 
 def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Progress) -> dict[str, Any]:

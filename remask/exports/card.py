@@ -12,6 +12,7 @@ import yaml
 
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.tokenizer import Tokenizer
+from remask.visible import as_markdown
 
 _TASKS = {
     "ForMaskedLM": ("fill-mask", "fill_mask"),
@@ -112,8 +113,8 @@ def _measured(results: Mapping[str, Any]) -> list[str]:
             lines += [f"- Kept in fp32: {', '.join(results['fp32_parts'])}."]
     if "scores" in results:
         scores = results["scores"]
-        lines += ["", f"On {scores['set']} ({scores['examples']:,} examples; bound on {scores['metric']}: a drop of "]
-        lines[-1] += f"{scores['max_drop']:g}):"
+        name, bound = as_markdown(str(scores["set"])), f"a drop of {scores['max_drop']:g}"
+        lines += ["", f"On {name} ({scores['examples']:,} examples; bound on {scores['metric']}: {bound}):"]
         lines += ["", "| | source | int8 |", "|---|---|---|"]
         lines += [
             f"| {name} | {before:.4f} | {scores['after'][name]:.4f} |" for name, before in scores["before"].items()
@@ -200,8 +201,8 @@ def _opening(library: str, pipeline: str, tags: Sequence[str], card: Mapping[str
     front: dict[str, Any] = {"library_name": library, "pipeline_tag": pipeline, "tags": list(tags)}
     front |= {key: card[key] for key in ("language", "license", "datasets") if card.get(key)}
     lines = ["---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", ""]
-    lines += [f"# {card.get('title', 'An encoder made with remask')}", ""]
-    return lines + ([str(card["description"]), ""] if card.get("description") else [])
+    lines += [f"# {as_markdown(str(card.get('title', 'An encoder made with remask')))}", ""]
+    return lines + ([as_markdown(str(card["description"])), ""] if card.get("description") else [])
 
 
 def _told(card: Mapping[str, Any]) -> list[str]:
@@ -210,10 +211,10 @@ def _told(card: Mapping[str, Any]) -> list[str]:
     for name in ("data", "metrics", "training"):
         if card.get(name):
             lines += [f"## {name.capitalize()}", "", "| | |", "|---|---|"]
-            lines += [f"| {key} | {_cell(value)} |" for key, value in card[name].items()]
+            lines += [f"| {_cell(key)} | {_cell(value)} |" for key, value in card[name].items()]
             lines += [""]
     if card.get("limits"):
-        lines += ["## Limits", "", *(f"- {limit}" for limit in card["limits"]), ""]
+        lines += ["## Limits", "", *(f"- {as_markdown(str(limit))}" for limit in card["limits"]), ""]
     return lines
 
 
@@ -246,4 +247,4 @@ def _usage(class_name: str, kind: str, method: str, tokenizer: Tokenizer, own: b
 def _cell(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value).replace("|", "\\|").replace("\n", " ")
+    return as_markdown(str(value))

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from remask.artifacts import Artifact, publish
-from remask.config import dump
+from remask.config import dump, fingerprint
 from remask.errors import DataError
 from remask.exports.card import model_card
 from remask.model.adapters import ADAPTER, ADAPTER_FILES
@@ -28,7 +28,16 @@ from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, TASK_JSON, po
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
-from remask.model.store import MODEL_JSON, WEIGHTS, Loaded, find_model, model_files, open_model, write_weights
+from remask.model.store import (
+    MODEL_JSON,
+    WEIGHTS,
+    Loaded,
+    find_model,
+    model_files,
+    model_fingerprint,
+    open_model,
+    write_weights,
+)
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 # Written by transformers 5 for tokenizers without a class of their own; 4.57 does not know it.
@@ -97,12 +106,28 @@ def export_hf(
     model has); `card`: see model_card."""
     source, tokenizer = open_with_tokenizer(model, embedding, pooling)
     reasons = no_class(source.settings, source.heads)
+    how = Publishing(card or {}, replace, None if replace else export_key(source, "hf", card, embedding))
     if reasons:
-        return _publish_own(source, tokenizer, out, reasons, card or {}, replace)
-    return _publish_hf(source, tokenizer, out, card or {}, replace)
+        return _publish_own(source, tokenizer, out, reasons, how)
+    return _publish_hf(source, tokenizer, out, how)
 
 
-def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, card: Mapping[str, Any], replace: bool) -> Artifact:
+@dataclass(frozen=True)
+class Publishing:
+    """What the card says, and whether a folder may take the place of another (`key`: see artifacts.publish)."""
+
+    card: Mapping[str, Any]
+    replace: bool
+    key: str | None
+
+
+def export_key(source: Source, *choices: Any) -> str:
+    """Of everything that an export is made of."""
+    plain = json.loads(json.dumps(choices, default=str))
+    return fingerprint([model_fingerprint(source.folder), dump(source.heads), plain])
+
+
+def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing) -> Artifact:
     settings, heads = source.settings, source.heads
     family, kind = family_for(settings), export_kind(settings, heads)
     ids = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
@@ -131,7 +156,7 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, card: Mapping[s
             write_weights(aside / SIDE_WEIGHTS, side)
         if kind == "Model":
             write_sentence_transformers(aside, settings, heads)
-        text = model_card(config["architectures"][0], settings, heads, tokenizer, card, sorted(side))
+        text = model_card(config["architectures"][0], settings, heads, tokenizer, how.card, sorted(side))
         (aside / "README.md").write_text(text, encoding="utf-8")
         return {
             "format": "hf",
@@ -141,22 +166,21 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, card: Mapping[s
             "no_class": [],
         }
 
-    return publish(out, "hf", fill, config=config, inputs={"model": str(source.folder.name)}, replace=replace)
+    inputs = {"model": str(source.folder.name)}
+    return publish(out, "hf", fill, config=config, inputs=inputs, replace=how.replace, key=how.key)
 
 
-def _publish_own(
-    source: Source, tokenizer: Tokenizer, out: Path, reasons: list[str], card: Mapping[str, Any], replace: bool
-) -> Artifact:
+def _publish_own(source: Source, tokenizer: Tokenizer, out: Path, reasons: list[str], how: Publishing) -> Artifact:
     """Our own layout, for a model that transformers has no class for."""
 
     def fill(aside: Path) -> dict[str, Any]:
         write_own(aside, source)
-        text = model_card("remask", source.settings, source.heads, tokenizer, card, [], reasons)
+        text = model_card("remask", source.settings, source.heads, tokenizer, how.card, [], reasons)
         (aside / "README.md").write_text(text, encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in source.state.values())
         return {"format": "remask", "class": None, "parameters": parameters, "side": [], "no_class": reasons}
 
-    return publish(out, "model", fill, config=dump(source.settings), replace=replace)
+    return publish(out, "model", fill, config=dump(source.settings), replace=how.replace, key=how.key)
 
 
 def write_own(folder: Path, source: Source) -> None:

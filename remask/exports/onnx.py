@@ -22,6 +22,7 @@ from remask.exports.card import graph_card
 from remask.exports.graph import Graph, left_out, need, run_network, write_graph
 from remask.exports.hf import (
     Source,
+    export_key,
     open_with_tokenizer,
     write_json,
     write_sentence_transformers,
@@ -86,8 +87,10 @@ def export_onnx(
         _write_beside(aside, source, tokenizer, results, to, card or {})
         return results
 
+    bounds = None if bound is None else [bound.name, bound.max_drop, bound.min_agreement, bound.keep]
+    key = export_key(source, to, card, embedding, bounds)
     try:
-        return publish(out, to, fill, inputs={"model": source.folder.name})
+        return publish(out, to, fill, inputs={"model": source.folder.name}, key=key)
     except RemaskError:
         shutil.rmtree(out.with_name(f".{out.name}.partial"), ignore_errors=True)
         raise

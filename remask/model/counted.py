@@ -1,4 +1,4 @@
-"""Weights that start from counts instead of at random: embeddings, attention over neighbours, output bias, new tokens.
+"""Weights that start from counts instead of at random: embeddings, attention over neighbours, head, bias, new tokens.
 
 In: a fresh network, vectors of tokens, log frequencies. Out: the same network, changed in place. Attention starts as a
 mean over the neighbours: values and output near the identity (after arXiv 2305.09828). A window alone makes that a mean
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remask.model.encoder import Attention
 from remask.model.factors import one_thread
 from remask.model.network import Network
 from remask.model.settings import ModelSettings
@@ -60,10 +61,26 @@ def start_embeddings(network: Network, vectors_VC: np.ndarray, is_counted_V: np.
 
 
 @torch.no_grad()
-def start_bias(network: Network, log_frequencies_V: np.ndarray) -> None:
-    """What a model learns first, and slowly, is how frequent each token is."""
+def start_head(network: Network, share: float, noise: float) -> None:
+    """A masked-LM head that hands a state on nearly as it is, back in the space of the embeddings: with counted ones a
+    mean over neighbours then answers with tokens that stand near them, before anything is learned."""
+    masked_lm, project = network.heads.masked_lm, network.encoder.embeddings.project
+    assert masked_lm is not None, "pretraining has the masked-LM head"
+    masked_lm.dense.weight.mul_(noise)
+    if project is None:
+        masked_lm.dense.weight.diagonal().add_(share)
+    else:  # down again by what took it up, of whatever length its columns are
+        up_DE = project.weight
+        masked_lm.dense.weight.add_(up_DE.T / up_DE.square().sum(dim=0).mean(), alpha=share)
+
+
+@torch.no_grad()
+def start_bias(network: Network, log_frequencies_V: np.ndarray, chosen: Sequence[int] | None = None) -> None:
+    """What a model learns first, and slowly, is how frequent each token is. `chosen`: only of these tokens."""
     assert network.heads.masked_lm is not None, "pretraining has the masked-LM head"
-    network.heads.masked_lm.bias.copy_(torch.from_numpy(log_frequencies_V))
+    bias_V = network.heads.masked_lm.bias
+    at = torch.arange(len(bias_V)) if chosen is None else torch.tensor(chosen, dtype=torch.int64)
+    bias_V[at] = torch.from_numpy(log_frequencies_V).to(bias_V.dtype)[at]
 
 
 @torch.no_grad()
@@ -73,6 +90,7 @@ def start_attention(network: Network, share: float, noise: float, reach: float, 
     settings = network.settings
     size = settings.hidden_size
     for attention in network.encoder.attentions:
+        assert isinstance(attention, Attention)
         value_DD, output_DD = attention.qkv.weight[2 * size :], attention.output.weight
         value_DD.mul_(noise).diagonal().add_(1.0)
         output_DD.mul_(noise).diagonal().add_(share)
@@ -82,6 +100,7 @@ def start_attention(network: Network, share: float, noise: float, reach: float, 
         for layer in range(settings.num_layers):
             if settings.window(layer) is None:
                 attention = network.encoder.attentions[settings.attention_index(layer)]
+                assert isinstance(attention, Attention)
                 _compare(attention.qkv.weight, directions_DP * gain, settings.head_size)
 
 

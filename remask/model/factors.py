@@ -41,9 +41,10 @@ def one_thread() -> Iterator[None]:
 
 def factors(matrix_VV: csr_array, width: int, seed: int, iterations: int, threads: int = 1) -> np.ndarray:
     """vectors_VD, fp32; D is at most `width`, less where the matrix has a lower rank."""
-    number = min(width + _SPARE, matrix_VV.shape[0])
+    size = len(matrix_VV.indptr) - 1
+    number = min(width + _SPARE, size)
     draw = np.random.Generator(np.random.Philox(seed))
-    start_VR = draw.standard_normal((matrix_VV.shape[0], number), np.float32)
+    start_VR = draw.standard_normal((size, number), np.float32)
     with one_thread(), ThreadPoolExecutor(threads) as pool:
         across, down = _Rows(matrix_VV, pool), _Rows(matrix_VV.T.tocsr(), pool)
         basis_VR = _orthonormal(across(start_VR))
@@ -63,7 +64,7 @@ class _Rows:
 
     def __init__(self, matrix_VV: csr_array, pool: ThreadPoolExecutor) -> None:
         cuts = np.searchsorted(matrix_VV.indptr, np.linspace(0, matrix_VV.nnz, _BLOCKS + 1)[1:-1])
-        edges = [0, *cuts.tolist(), matrix_VV.shape[0]]
+        edges = [0, *cuts.tolist(), len(matrix_VV.indptr) - 1]
         self._parts = [matrix_VV[a:b] for a, b in pairwise(edges) if b > a]
         self._pool = pool
 

@@ -241,10 +241,8 @@ class SafetensorsWeights(ForeignWeights):
             found = {name: entry.file.name for name, entry in self.entries.items()}
             wrong = sorted({*index.items()} ^ {*found.items()})
             if wrong:
-                lines = [f"  {name[:120]} ({shard})" for name, shard in wrong]
-                raise DataError(
-                    "\n".join([f"{owner.folder}: the index and the shards disagree on {len(wrong)} tensors:", *lines])
-                )
+                lines = [f"{name[:120]} ({shard})" for name, shard in wrong]
+                raise DataError(f"{owner.folder}: the index and the shards disagree on {len(wrong)} tensors:", *lines)
 
     def load(self, names: Iterable[str]) -> dict[str, Tensor]:
         from safetensors import SafetensorError, safe_open
@@ -342,16 +340,16 @@ def checked(
             if not ignored.search(name):
                 problems.append(f"  unexpected: {name[:200]!r}")
         elif entry.shape != tuple(expected[name]):
-            problems.append(f"  shape: {name} is {list(entry.shape)}, should be {list(expected[name])}")
+            problems.append(f"shape: {name} is {list(entry.shape)}, should be {list(expected[name])}")
         elif entry.dtype not in WEIGHT_TYPES:
-            problems.append(f"  type: {name} is {entry.dtype}, should be one of {', '.join(WEIGHT_TYPES)}")
+            problems.append(f"type: {name} is {entry.dtype}, should be one of {', '.join(WEIGHT_TYPES)}")
     if not problems:
         tensors = weights.load(expected)
-        problems = [f"  not finite: {name}" for name, tensor in tensors.items() if not _finite(tensor)]
+        problems = [f"not finite: {name}" for name, tensor in tensors.items() if not _finite(tensor)]
         if not problems:
             return tensors
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    raise DataError("\n".join([f"{weights.folder}: the weights do not fit its config ({count}):", *problems]))
+    raise DataError(f"{weights.folder}: the weights do not fit its config ({count}):", *problems)
 
 
 def _finite(tensor: Tensor) -> bool:

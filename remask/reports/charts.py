@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from html import escape
+
+from remask.visible import as_html
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 74, 24, 14, 44
@@ -72,22 +73,22 @@ def dot_chart(rows: Sequence[DotRow], *, label: str, rule: float | None = None) 
     parts = []
     for row in rows:
         left, right = to_x(row.low), to_x(row.high)
-        title = escape(f"{row.name}: {row.value}")
+        title = as_html(f"{row.name}: {row.value}")
         dots = "".join(
-            f"<i class='dot' style='left:{to_x(x):.2f}%' title='{escape(_number(x))}'></i>" for x in row.dots
+            f"<i class='dot' style='left:{to_x(x):.2f}%' title='{as_html(_number(x))}'></i>" for x in row.dots
         )
-        badge = f" <span class='badge'>{escape(row.badge)}</span>" if row.badge else ""
+        badge = f" <span class='badge'>{as_html(row.badge)}</span>" if row.badge else ""
         line = f"<i class='dot-line' style='left:{left:.2f}%;width:{max(0.0, right - left):.2f}%'></i>"
         middle = f"<i class='dot-middle' style='left:{to_x(row.middle):.2f}%'></i>"
         quiet = " quiet" if row.is_quiet else ""
         parts.append(
-            f"<div class='dot-row{quiet}'><div class='dot-name'>{escape(row.name)}{badge}</div>"
+            f"<div class='dot-row{quiet}'><div class='dot-name'>{as_html(row.name)}{badge}</div>"
             f"<div class='dot-track' title='{title}'>{across}{line}{dots}{middle}</div>"
-            f"<div class='dot-value'>{escape(row.value)}</div></div>"
+            f"<div class='dot-value'>{as_html(row.value)}</div></div>"
         )
-    numbers = "".join(f"<span style='left:{to_x(t):.2f}%'>{escape(_number(t))}</span>" for t in marks)
+    numbers = "".join(f"<span style='left:{to_x(t):.2f}%'>{as_html(_number(t))}</span>" for t in marks)
     axis = f"<div class='dot-row'><div></div><div class='dot-axis'>{numbers}</div><div></div></div>"
-    return f"<div class='dots' role='group' aria-label='{escape(label)}'>{''.join(parts)}{axis}</div>"
+    return f"<div class='dots' role='group' aria-label='{as_html(label)}'>{''.join(parts)}{axis}</div>"
 
 
 def line_chart(series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = ()) -> str:
@@ -107,7 +108,7 @@ def line_chart(series: Sequence[Series], *, x_name: str, y_name: str, rules: Seq
         y = to_y(rule.y)
         parts.append(f"<line class='rule' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}'/>")
         label = f"{rule.name} {_number(rule.y)}"
-        parts.append(f"<text class='rule-name' x='{WIDTH - RIGHT - 4}' y='{y - 5:.1f}'>{escape(label)}</text>")
+        parts.append(f"<text class='rule-name' x='{WIDTH - RIGHT - 4}' y='{y - 5:.1f}'>{as_html(label)}</text>")
     for index, s in enumerate(clean):
         colour = f"style='stroke:var(--series-{index % NUM_COLOURS})'"
         if s.band:
@@ -181,33 +182,33 @@ def _axes(xs: Sequence[tuple[float, str]], ys: Sequence[tuple[float, str]], x_na
     parts = []
     for y, label in ys:
         parts.append(f"<line class='grid' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}'/>")
-        parts.append(f"<text class='tick y' x='{LEFT - 7}' y='{y + 4:.1f}'>{escape(label)}</text>")
+        parts.append(f"<text class='tick y' x='{LEFT - 7}' y='{y + 4:.1f}'>{as_html(label)}</text>")
     for x, label in xs:
-        parts.append(f"<text class='tick x' x='{x:.1f}' y='{foot + 17}'>{escape(label)}</text>")
-    parts.append(f"<text class='axis x' x='{(LEFT + WIDTH - RIGHT) / 2}' y='{HEIGHT - 6}'>{escape(x_name)}</text>")
+        parts.append(f"<text class='tick x' x='{x:.1f}' y='{foot + 17}'>{as_html(label)}</text>")
+    parts.append(f"<text class='axis x' x='{(LEFT + WIDTH - RIGHT) / 2}' y='{HEIGHT - 6}'>{as_html(x_name)}</text>")
     middle = (TOP + foot) / 2
     parts.append(
-        f"<text class='axis y' transform='rotate(-90 13 {middle})' x='13' y='{middle}'>{escape(y_name)}</text>"
+        f"<text class='axis y' transform='rotate(-90 13 {middle})' x='13' y='{middle}'>{as_html(y_name)}</text>"
     )
     return parts
 
 
 def _frame(inside: str, label: str) -> str:
-    return f"<svg class='chart' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{escape(label)}'>{inside}</svg>"
+    return f"<svg class='chart' viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{as_html(label)}'>{inside}</svg>"
 
 
 def _legend(names: Sequence[str]) -> str:
     if len(names) < 2:
         return ""
     items = "".join(
-        f"<li><span class='swatch series-{index % NUM_COLOURS}'></span>{escape(name)}</li>"
+        f"<li><span class='swatch series-{index % NUM_COLOURS}'></span>{as_html(name)}</li>"
         for index, name in enumerate(names)
     )
     return f"<ul class='legend'>{items}</ul>"
 
 
 def _title(text: str) -> str:
-    return f"<title>{escape(text)}</title>"
+    return f"<title>{as_html(text)}</title>"
 
 
 def _number(value: float) -> str:

@@ -1,6 +1,6 @@
 """One self-contained HTML page: headings, text, tables, figures; opens offline, light and dark, on a phone.
 
-Everything that comes from outside goes through `escape`, under a strict Content-Security-Policy. A page has no script,
+Everything that comes from outside goes through `as_html`, under a strict Content-Security-Policy. A page has no script,
 but for one with a sortable table: a few lines of our own, allowed by their hash. Not here: what a report says.
 """
 
@@ -11,8 +11,10 @@ import hashlib
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any
+
+from remask.artifacts import PAGE_MARK
+from remask.visible import as_html
 
 STYLE = """
 :root{--ink:#1c2430;--soft:#5b6676;--paper:#fff;--card:#f5f7fa;--line:#dfe4ea;--accent:#2458c5;
@@ -92,26 +94,26 @@ class Page:
     def __init__(self, title: str, subtitle: str = "") -> None:
         self._title = title
         self._script = ""
-        self._parts = [f"<h1>{escape(title)}</h1>", f"<p class='soft'>{escape(subtitle)}</p>" if subtitle else ""]
+        self._parts = [f"<h1>{as_html(title)}</h1>", f"<p class='soft'>{as_html(subtitle)}</p>" if subtitle else ""]
 
     def tiles(self, tiles: Sequence[Tile]) -> None:
         inside = "".join(
-            f"<div class='tile'><b>{escape(t.value)}</b><span>{escape(t.meaning)}</span></div>" for t in tiles
+            f"<div class='tile'><b>{as_html(t.value)}</b><span>{as_html(t.meaning)}</span></div>" for t in tiles
         )
         self._parts.append(f"<div class='tiles'>{inside}</div>")
 
     def heading(self, text: str) -> None:
-        self._parts.append(f"<h2>{escape(text)}</h2>")
+        self._parts.append(f"<h2>{as_html(text)}</h2>")
 
     def text(self, text: str) -> None:
-        self._parts.append(f"<p>{escape(text)}</p>")
+        self._parts.append(f"<p>{as_html(text)}</p>")
 
     def figure(self, svg: str, caption: str) -> None:
         """`svg` comes from charts and is taken as it is."""
-        self._parts.append(f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>")
+        self._parts.append(f"<figure>{svg}<figcaption>{as_html(caption)}</figcaption></figure>")
 
     def lines(self, lines: Sequence[str]) -> None:
-        self._parts.append("<ul class='lines'>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>")
+        self._parts.append("<ul class='lines'>" + "".join(f"<li>{as_html(line)}</li>" for line in lines) + "</ul>")
 
     def sortable(
         self, headers: Sequence[str], rows: Sequence[Sequence[str]], keys: Sequence[Sequence[float | str]]
@@ -119,13 +121,13 @@ class Page:
         """A table that a click on a heading sorts, by `keys` (beside each text what it counts as; "": last)."""
         self._script = SORT
         head = "".join(
-            f"<th scope='col'{_right(i)}><button type='button'>{escape(name)}</button></th>"
+            f"<th scope='col'{_right(i)}><button type='button'>{as_html(name)}</button></th>"
             for i, name in enumerate(headers)
         )
         body = "".join(
             "<tr>"
             + "".join(
-                f"<td{_right(i)} data-key='{escape(str(key))}'>{escape(text)}</td>"
+                f"<td{_right(i)} data-key='{as_html(str(key))}'>{as_html(text)}</td>"
                 for i, (text, key) in enumerate(zip(row, row_keys, strict=True))
             )
             + "</tr>"
@@ -138,9 +140,9 @@ class Page:
         """Numbers are set right; everything else is text."""
         numeric = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(headers))]
         css = [" class='number'" if right else "" for right in numeric]
-        head = "".join(f"<th{css[i]} scope='col'>{escape(name)}</th>" for i, name in enumerate(headers))
+        head = "".join(f"<th{css[i]} scope='col'>{as_html(name)}</th>" for i, name in enumerate(headers))
         body = "".join(
-            "<tr>" + "".join(f"<td{css[i]}>{escape(_cell(value))}</td>" for i, value in enumerate(row)) + "</tr>"
+            "<tr>" + "".join(f"<td{css[i]}>{as_html(_cell(value))}</td>" for i, value in enumerate(row)) + "</tr>"
             for row in rows
         )
         self._parts.append(
@@ -148,12 +150,12 @@ class Page:
         )
 
     def code(self, text: str, summary: str = "") -> None:
-        block = f"<pre>{escape(text)}</pre>"
-        self._parts.append(f"<details><summary>{escape(summary)}</summary>{block}</details>" if summary else block)
+        block = f"<pre>{as_html(text)}</pre>"
+        self._parts.append(f"<details><summary>{as_html(summary)}</summary>{block}</details>" if summary else block)
 
     def playground(self, model: str) -> None:
         """How to try the model in a browser: the command, and a link to the page that it serves."""
-        command = escape(f"remask serve {shlex.quote(model)}")
+        command = as_html(f"remask serve {shlex.quote(model)}")
         link = f"<a href='http://{SERVED_AT}/'>{SERVED_AT}</a>"
         self._parts.append(f"<p>Try it in a browser: <code>{command}</code>, then open {link}.</p>")
 
@@ -165,8 +167,8 @@ class Page:
         return (
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
             f"<meta http-equiv='Content-Security-Policy' content=\"{policy}\">"
-            "<meta name='viewport' content='width=device-width,initial-scale=1'>"
-            f"<title>{escape(self._title)}</title><style>{STYLE}</style></head>"
+            f"{PAGE_MARK}<meta name='viewport' content='width=device-width,initial-scale=1'>"
+            f"<title>{as_html(self._title)}</title><style>{STYLE}</style></head>"
             f"<body><main>{''.join(self._parts)}</main>{script}</body></html>\n"
         )
 

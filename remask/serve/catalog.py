@@ -76,6 +76,6 @@ def _numbered(name: str, taken: set[str]) -> str:
 def split_id(text: str) -> tuple[str, int | None] | None:
     """(id, step or None) of what a client sent; None: it can be no id."""
     name, at, step = text.partition("@")
-    if not _ID.fullmatch(name) or (at and not re.fullmatch(r"\d{1,15}", step, flags=re.ASCII)):
+    if not _ID.fullmatch(name) or (at and not re.fullmatch(r"0|[1-9]\d{0,14}", step, flags=re.ASCII)):
         return None
     return name, int(step) if at else None

@@ -33,6 +33,7 @@ HEADERS = [
     (b"cache-control", b"no-cache"),
 ]
 MAX_HEAD_BYTES = 65_536
+_PROBES_S = (0.0, 0.02)  # after a client has closed its end: when it is tried whether it still reads
 _DISCARDED_BYTES = 10 * MAX_BODY_BYTES
 
 
@@ -215,6 +216,23 @@ def patient_protocol(settings: ServeSettings) -> Any:
                 self.transport.abort()
             elif self._timer is None:
                 self._await_head()
+
+        def eof_received(self) -> bool:
+            """A client that has said all it wanted may still read, and gets its answer. One that is gone looks just the
+            same until something is sent to it: so it is sent what every client passes over (an interim response, once
+            more after the first has come back), and where nobody is, the work for it is dropped."""
+            cycle = self.cycle
+            if cycle is None or cycle.response_complete or cycle.more_body:
+                return False  # nothing to answer: the connection closes
+            cycle.keep_alive = False
+            if cycle.scope["http_version"] == "1.1":
+                for wait_s in _PROBES_S:
+                    self.loop.call_later(wait_s, self._probe)
+            return True
+
+        def _probe(self) -> None:
+            if not self.transport.is_closing() and not self.cycle.response_started:
+                self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._cancel()

@@ -22,7 +22,7 @@ import numpy as np
 import orjson
 
 from remask import signals
-from remask.allocator import keep_freed_memory
+from remask.allocator import keep_few_kernels, keep_freed_memory
 from remask.errors import DataError, RemaskError
 from remask.serve.settings import ServeSettings
 from remask.workers import die_with_parent
@@ -66,6 +66,7 @@ def run(link: Connection, deadline: Any, assignment: Assignment, choose_precisio
     """A process's life: load, say what there is, work until the other end closes."""
     signals.ignore()
     die_with_parent(assignment.parent)
+    keep_few_kernels()
     keep_freed_memory()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     life = Life(deadline, assignment.settings.stall_s)

@@ -20,10 +20,12 @@ from typing import Any, TypeVar
 
 import yaml
 
-from remask.artifacts import lock, output_errors, write_bytes, write_json
+from remask.artifacts import claim, lock, output_errors, write_bytes, write_json
 from remask.config import build_run, differences, dump, to_yaml
 from remask.documents import read_documents
 from remask.errors import ConfigError, DataError, DiskError
+from remask.preparation.prepare import prepare
+from remask.preparation.settings import PrepareRun
 from remask.pretraining.run import pretrain
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
@@ -38,9 +40,8 @@ from remask.workers import num_cores
 T = TypeVar("T")
 
 MIN_FREE_BYTES = 1_000_000_000
+_MARK = ".quickstart"  # by which a folder is known to be one's, before its corpus is read
 MIN_HELDOUT_ROWS = 8
-
-Prepare = Callable[[Mapping[str, Any], Path], dict[str, Any]]  # settings of a `prepare` run, its folder -> its counts
 
 
 @dataclass
@@ -63,14 +64,12 @@ class _Clock:
             write_json(self.path, self.seconds)
 
 
-def quickstart(
-    run: QuickstartRun, out: Path, *, progress: Progress, prepare: Prepare, program: str = "remask"
-) -> dict[str, Any]:
+def quickstart(run: QuickstartRun, out: Path, *, progress: Progress, program: str = "remask") -> dict[str, Any]:
     """The whole way, stage by stage. `program`: how remask is called from a shell here, for what to try next."""
     with lock(out):
         _refuse_another(run, out)
         clock = _Clock(out / ".seconds.json")
-        corpus = clock.time("read, clean, learn a vocabulary, tokenise", lambda: _prepare(run, out, prepare))
+        corpus = clock.time("read, clean, learn a vocabulary, tokenise", lambda: _prepare(run, out, progress))
         write_bytes(out / "run.yaml", to_yaml(run).encode())  # from here on the folder is this quickstart's
         trained = clock.time("pretrain and evaluate", lambda: _pretrain(run, out, progress))
         task = clock.time("fine-tune, pretrained and from scratch", lambda: _finetune(run, out, progress))
@@ -103,7 +102,9 @@ def _refuse_another(run: QuickstartRun, out: Path) -> None:
             words = "; ".join(f"{key} {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
             raise ConfigError(f"{out}: holds another quickstart ({words}); choose another --out, or remove it")
         return
+    claim(out, _MARK)
     with output_errors(out):
+        (out / _MARK).touch()
         free = shutil.disk_usage(out).free
     if free < MIN_FREE_BYTES:
         raise DiskError(f"{out}: {free / 1e9:.1f} GB free, {MIN_FREE_BYTES / 1e9:.0f} GB are needed")
@@ -112,7 +113,7 @@ def _refuse_another(run: QuickstartRun, out: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the stages
 
 
-def _prepare(run: QuickstartRun, out: Path, prepare: Prepare) -> dict[str, Any]:
+def _prepare(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any]:
     """Documents, a vocabulary and token shards; the counts that the report shows."""
     sources = [{"name": "corpus", "paths": list(run.corpus) or ["pydocs:"], "max_bytes": run.max_corpus_bytes}]
     settings = {
@@ -124,7 +125,7 @@ def _prepare(run: QuickstartRun, out: Path, prepare: Prepare) -> dict[str, Any]:
         "tokenizer.vocab_size": run.vocab_size,
         "keep_documents": True,
     }
-    made = prepare(settings, out / "prepared")
+    made = prepare(build_run(PrepareRun, options=settings).run, out / "prepared", progress=progress)
     length = pretrain_run(run, out).data.length
     heldout = sum(shard["tokens"] for shard in made["shards"] if shard["split"] == "heldout")
     if heldout < MIN_HELDOUT_ROWS * length:

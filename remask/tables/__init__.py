@@ -17,10 +17,11 @@ from remask.tables.reader import (
     read_records,
     require_columns,
     table_kind,
+    unchanged,
 )
 
 __all__ = [
     "RAGGED_ENDING", "TABLE_KINDS", "Cells", "Fault", "OnBad", "OnNote", "OtherForm", "Record", "TableForm",
     "about_rows", "is_json_lines", "is_saved_dataset", "lacking_columns", "read_cells", "read_lines", "read_records",
-    "require_columns", "table_kind",
+    "require_columns", "table_kind", "unchanged",
 ]  # fmt: skip

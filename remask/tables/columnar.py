@@ -1,7 +1,7 @@
 """Parquet, Arrow and the folders of datasets' `save_to_disk` -> records, some rows at a time.
 
-Arrow IPC is read as a stream (what `datasets` writes) and as a file (Feather). These formats are read from their end, so
-a compressed file is unpacked beside the system's other temporaries first. Not here: data sets of the hub (text/tables).
+Arrow IPC is read as a stream (what `datasets` writes) and as a file (Feather). These formats are read from their end,
+so a compressed file is unpacked beside the system's other temporaries first. Not here: the hub (text/tables).
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ class OtherForm(Config):
         """The form of the training file with what is said here. Its encoding and delimiter belong to that file alone:
         this one shows its own."""
         given = self.model_dump(exclude_none=True)
-        return type(form).model_validate(form.model_dump() | {"encoding": UTF8, "delimiter": None} | given)
+        kind: type[FormT] = form.__class__
+        return kind.model_validate(form.model_dump() | {"encoding": UTF8, "delimiter": None} | given)
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,9 +91,7 @@ def _holds_objects(value: Any) -> bool:
 def array_records(blocks: Iterable[bytes], limit: int, columns: Sequence[str] | None) -> Iterator[Record | Fault]:
     """The objects of an array, or of the one list that an object has. What breaks off or is no JSON between them is
     `Damaged`: nothing after it can be trusted."""
-    number = 0
-    for offset, data in _objects(iter(blocks), limit):
-        number += 1
+    for number, (offset, data) in enumerate(_objects(iter(blocks), limit), 1):
         if data is None:
             yield Fault("too long", f"an object of over {limit:,} bytes", number, offset)
         else:

@@ -7,6 +7,7 @@ lines, JSON arrays and objects with one list, Parquet, Arrow, folders of dataset
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import os
@@ -242,6 +243,27 @@ def read_lines(path: Path, on_bad: OnBad | None = None, *, encoding: str = UTF8)
                 on_bad(number, reason)
     except Damaged as error:
         raise DataError(f"{path}: cannot be read: {error.detail}") from error
+
+
+@contextlib.contextmanager
+def unchanged(paths: Iterable[Path]) -> Iterator[None]:
+    """Files that are read inside must be the same afterwards: what was read while somebody wrote would be half of one
+    and half of the other."""
+    files = sorted({file for path in paths for file in (path.rglob("*") if path.is_dir() else [path])})
+    before = {file: _stamp(file) for file in files}
+    yield
+    for file, known in before.items():
+        if _stamp(file) != known:
+            raise DataError(f"{file}: has changed while it was read; run it again when nobody writes it")
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """The time of the last change of any kind is kept by the system alone: no program can set it back."""
+    try:
+        facts = path.stat()
+    except OSError:
+        return ()
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns if path.is_file() else 0
 
 
 def require_columns(cells: Cells, columns: Iterable[str]) -> None:

@@ -71,14 +71,8 @@ class Choices(TaskKind[ChoiceQuestion]):
             train_paths, dev_paths = race_paths(source.folder)
         else:
             raise ConfigError(f"task {source.task} needs its files: --data FOLDER, or --train FILE (and --dev FILE)")
-        return Problem(
-            source.task,
-            self,
-            (),
-            self.metric,
-            read_choices(train_paths, source.table),
-            read_choices(dev_paths, source.table),
-        )
+        train, dev = (read_choices(paths, source.table) for paths in (train_paths, dev_paths))
+        return Problem(source.task, self, (), self.metric, train, dev)
 
     def _open_rankings(self, source: TaskSource) -> Problem[ChoiceQuestion]:
         """QNLI's candidates and WSC's phrases, two by two."""

@@ -1,8 +1,8 @@
 """CoNLL column files and tables with lists of words -> sentences with tags.
 
 In: a file with one word a line (blank lines between sentences, the tag in the last column; `-DOCSTART-` lines are
-skipped), or a table (JSON, Parquet, Arrow) with lists of words and tags. Out: sentences in IOB2. Not here: what an entity is
-(entities), rows and answers (tags).
+skipped), or a table (JSON, Parquet, Arrow) with lists of words and tags. Out: sentences in IOB2. Not here: what an
+entity is (entities), rows and answers (tags).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ ask a fine-tuned model as it was trained. Not here: what a kind does (kind, text
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 from collections import Counter
@@ -19,6 +20,7 @@ import numpy as np
 from remask.config import dump
 from remask.data.order import key_of, permute
 from remask.errors import ConfigError, DataError, MissingInputError
+from remask.tables import unchanged
 from remask.tasks.choices import Choices
 from remask.tasks.glue import find_file
 from remask.tasks.kind import Heads, Problem, TaskKind, TaskSource
@@ -62,7 +64,8 @@ def kinds_for(heads: Heads) -> list[TaskKind]:
 
 def open_problem(source: TaskSource, *, max_train: int | None = None, max_dev: int | None = None) -> Problem:
     """Read a task's files: given ones, or those that a named task has in a folder."""
-    problem = kind_of(source.task).open(source)
+    with unchanged(_files_of(source)):
+        problem = kind_of(source.task).open(source)
     problem = replace(problem, notes=(*problem.notes, *_shared_notes(problem)))
     problem = _with_fewer(problem, "train", max_train, "trained on")
     problem = _with_fewer(problem, "dev", max_dev, "scored on")
@@ -73,6 +76,16 @@ def open_problem(source: TaskSource, *, max_train: int | None = None, max_dev: i
         seen = Counter(name for item in problem.train for name in _names(item.label))
         classes = {"classes": {name: seen[name] for name in problem.labels}}
     return replace(problem, facts={**counts, **problem.facts, **classes, "baseline": baseline})
+
+
+def _files_of(source: TaskSource) -> list[Path]:
+    """What is read of a task."""
+    given = [path for path in (source.train, source.dev) if path is not None]
+    if source.folder is None or source.task not in TASKS or len(given) == 2:
+        return given
+    with contextlib.suppress(MissingInputError):  # which says itself what is missing
+        return task_files(TASKS[source.task].get("form_of", source.task), source.folder)
+    return given
 
 
 def _names(label: str | Sequence[str]) -> Sequence[str]:
@@ -158,7 +171,8 @@ class StoredTask:
         has the layout of the task of this name, where it is one; else `table` says the columns."""
         if not path.exists():
             raise MissingInputError(f"{path}: no such file")
-        read = self.kind.read_labelled(path, self.name if named else None, self.labels, table)
+        with unchanged([path]):
+            read = self.kind.read_labelled(path, self.name if named else None, self.labels, table)
         problem = Problem(
             self.name or self.kind.name, self.kind, self.labels, self.metric, (), read.items, tuple(read.notes),
             read.facts,

@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from remask.visible import visible
+
 Array = np.ndarray
 
 
@@ -199,11 +201,11 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 def render(table: Mapping[str, Any]) -> str:
     """The per-class table as text: precision, recall, F1, support; then the averages."""
-    rows = [*table["classes"].items(), *table["averages"].items()]
-    width = max(8, *(min(len(str(name)), 40) for name, _ in rows))
+    rows = [(visible(str(name)), row) for part in ("classes", "averages") for name, row in table[part].items()]
+    width = max(8, *(min(len(name), 40) for name, _ in rows))
     lines = [f"{'':{width}}  precision  recall      f1  support"]
     for name, row in rows:
-        shown = str(name) if len(str(name)) <= 40 else str(name)[:39] + "…"
+        shown = name if len(name) <= 40 else name[:39] + "…"
         lines.append(
             f"{shown:{width}}  {row['precision']:9.3f}  {row['recall']:6.3f}  {row['f1']:6.3f}  {row['support']:7,d}"
         )

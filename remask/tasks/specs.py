@@ -1,7 +1,7 @@
 """What each named task is: about eight lines of data, no code.
 
 kind: what is answered. folder, train, dev: where the files are, by preference; a file that stands for both is cut
-80/20 by hash. columns: alternatives, the first whose columns a file has (numbers, from 1: a file without a header line).
+80/20 by hash. columns: alternatives, the first whose columns a file has (numbers, from 1: a file without a header).
 labels: the classes in the order of the ids. metric: the one that early stopping goes by; official: those that GLUE
 averages, where they are more. recipe: what differs from the defaults of a fine-tuning run, which are the paper's for
 GLUE (RoBERTa, appendix, table 10); grid: what the paper tried. tests: the leaderboard's files of answers and what they

@@ -1,7 +1,7 @@
 """SQuAD 1.1 and 2.0: files of questions about passages.
 
-In: SQuAD's JSON, or a table with one question a row. Out: `Question`s, and what is left of them for training and for scoring. Not here: rows and answers
-(spans), scores (squad_scores).
+In: SQuAD's JSON, or a table with one question a row. Out: `Question`s, and what is left of them for training and for
+scoring. Not here: rows and answers (spans), scores (squad_scores).
 """
 
 from __future__ import annotations

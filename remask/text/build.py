@@ -9,7 +9,6 @@ published; the same call goes on from there.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -22,11 +21,13 @@ import numpy as np
 from remask.artifacts import (
     MANIFEST,
     Artifact,
+    begin,
+    finish,
+    finished,
     lock,
     open_artifact,
     output_errors,
     publish_filled,
-    write_json,
 )
 from remask.config import differences, dump, fingerprint
 from remask.documents import STAGE, SUFFIXES, DocumentWriter
@@ -45,6 +46,7 @@ from remask.workers import Engine, run_tasks
 
 UNPACK_BYTES = 4 << 20
 SMALL_BYTES = 2 << 20
+WATCHED_BYTES = 200_000
 _SPLITS = {TRAIN: "train", HELDOUT: "heldout"}
 
 
@@ -59,8 +61,8 @@ def build_documents(
     stamps: Path | None = None,
 ) -> Artifact:
     """Read, clean, choose and publish. Goes on where an earlier call for the same thing stopped, and gives back what
-    is already there if it finished; `stamps` is a file that remembers when the inputs were last written, so that what
-    is there counts only while none of them was touched."""
+    is already there if it finished. `stamps`: `out` is the caller's own scratch, and this file remembers when the
+    inputs were last written; documents of inputs that were touched since are made again."""
     progress = progress or Progress(quiet=True)
     if not settings.sources:
         raise MissingInputError("sources: none given; name a file, a folder or pydocs:")
@@ -69,14 +71,17 @@ def build_documents(
     with lock(work):
         files = [_files_of(source, work) for source in settings.sources]
         _check_sources(settings, files)
-        config = _config(settings, seed)
+        config = {**text_config(settings), "seed": seed}
         inputs = {s.name: _fingerprint(found) for s, found in zip(settings.sources, files, strict=True)}
         touched = fingerprint([file.stamp(work / "spool") for found in files for file in found])
         if (out / MANIFEST).exists():
-            if stamps and not (stamps.is_file() and json.loads(stamps.read_bytes()) == touched):
-                raise OutputError(f"{out}: its files were written to since; choose another --out or remove it")
-            return _finished(out, config, inputs, progress)
-        _keep_if_same(work, {"config": config, "inputs": inputs, "touched": touched}, progress)
+            if stamps is None or finished(stamps) == touched:
+                return _reopened(out, config, inputs, progress)
+            progress.warn("the files changed since the run that is gone on with: starting over")
+            shutil.rmtree(out)
+        identity = {"config": config, "inputs": inputs, "touched": touched}
+        if begin(work, identity, ("parts", "out", "shards", "unpacked")):
+            progress.say("going on from where an earlier run stopped")
         if engine == "local" and sum(file.size for found in files for file in found) < SMALL_BYTES:
             workers = 1  # done sooner than processes start
         layouts = [_layout(*pair, settings, progress) for pair in zip(settings.sources, files, strict=True)]
@@ -94,7 +99,7 @@ def build_documents(
         write_drops(settings, facts, parts, fates, work / "out")
         shards = _write_shards(settings, parts, fates, work, workers, engine, progress)
         if stamps:
-            write_json(stamps, touched)
+            finish(stamps, touched)
         artifact = _publish(work / "out", out, config, inputs, counts, shards)
         say_counts(artifact, progress)
     shutil.rmtree(work, ignore_errors=True)
@@ -127,12 +132,12 @@ def _check_sources(settings: TextSettings, files: list[list[InputFile]]) -> None
         raise ConfigError(f"language {unknown[0]!r} is not one of {', '.join(known_languages())}")
 
 
-def _config(settings: TextSettings, seed: int) -> dict[str, Any]:
+def text_config(settings: TextSettings) -> dict[str, Any]:
     """What the result depends on; the order in which the paths of a source are named is no part of it."""
     plain = dump(settings)
     for source in plain["sources"]:
         source["paths"] = sorted(set(source["paths"]))
-    return {**plain, "seed": seed}
+    return plain
 
 
 def _fingerprint(files: list[InputFile]) -> str:
@@ -151,7 +156,7 @@ def changed_sources(settings: TextSettings, inputs: Mapping[str, str]) -> list[s
     return changed
 
 
-def _finished(out: Path, config: dict[str, Any], inputs: dict[str, str], progress: Progress) -> Artifact:
+def _reopened(out: Path, config: dict[str, Any], inputs: dict[str, str], progress: Progress) -> Artifact:
     artifact = open_artifact(out, STAGE)
     changed = differences(artifact.manifest["config"], config)
     if changed:
@@ -161,19 +166,6 @@ def _finished(out: Path, config: dict[str, Any], inputs: dict[str, str], progres
         raise OutputError(f"{out}: was made from other contents of these files; choose another --out or remove it")
     progress.say(f"{out}: already finished")
     return artifact
-
-
-def _keep_if_same(work: Path, identity: dict[str, Any], progress: Progress) -> None:
-    """What an earlier attempt left is used if it was for exactly this, and removed otherwise."""
-    path = work / "identity.json"
-    if path.is_file() and json.loads(path.read_bytes()) == identity:
-        progress.say("going on from where an earlier run stopped")
-        return
-    with output_errors(work):
-        for name in ("parts", "out", "shards", "unpacked"):
-            shutil.rmtree(work / name, ignore_errors=True)
-            (work / name).mkdir()
-    write_json(path, identity)
 
 
 def _layout(source: SourceSettings, files: list[InputFile], settings: TextSettings, progress: Progress) -> Layout:
@@ -237,12 +229,18 @@ def _read(
         def on_done(index: int, facts: dict[str, Any]) -> None:
             stage.advance(0 if index in before else sizes[index])
 
-        facts = run_tasks(make_part, tasks, workers=workers, engine=engine, on_done=on_done)
+        without = Task.without if any(map(_needs_watching, (file for found in files for file in found))) else None
+        facts = run_tasks(make_part, tasks, workers=workers, engine=engine, on_done=on_done, without=without)
     parts, first = [], 0
     for task, fact in zip(tasks, facts, strict=True):
         parts.append(Part(task.folder, fact["source"], first, fact["documents"]))
         first += fact["documents"]
     return facts, parts
+
+
+def _needs_watching(file: InputFile) -> bool:
+    """Whether reading it could take long enough to be given up, which takes a process of its own."""
+    return file.size > WATCHED_BYTES or (bool(file.compression) and file.size > 0)
 
 
 # --------------------------------------------------------------------------------------------------- shards
@@ -317,8 +315,8 @@ def _shard_tasks(settings: TextSettings, parts: list[Part], fates: np.ndarray, w
 
 
 def _write_shard(task: _ShardTask) -> dict[str, int]:
-    if task.done.is_file():
-        return json.loads(task.done.read_bytes())
+    if (counts := finished(task.done)) is not None:
+        return counts
     aside = task.done.with_name(f".{task.name}.partial")
     with output_errors(aside):
         shutil.rmtree(aside, ignore_errors=True)
@@ -331,7 +329,7 @@ def _write_shard(task: _ShardTask) -> dict[str, int]:
         for suffix in SUFFIXES:
             os.replace(aside / f"{task.name}{suffix}", task.out / f"{task.name}{suffix}")
         aside.rmdir()
-    write_json(task.done, counts)
+    finish(task.done, counts)
     return counts
 
 

@@ -7,6 +7,7 @@ reason for a drop. Not here: duplicates and what else needs to know other docume
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import unicodedata
 import zlib
@@ -25,6 +26,28 @@ _OWN_LINE = re.compile(r"(?:\s|[-*•+|>=~#]|\d+[.)]\s|:)")
 _LANGUAGE_SAMPLE = 2_000
 _MIN_REPETITION_CHARS = 200
 _REPETITION_SAMPLE = 4_000
+_MAX_MARKS = 256  # on one letter, or not many more; Unicode's own stream-safe format has at most 30
+
+
+@functools.cache
+def _marks() -> frozenset[str]:
+    """Combining marks, and what normalisation takes apart into nothing but them."""
+    codes = (code for code in range(0x300, 0x20000) if not 0xD800 <= code < 0xE000)
+    return frozenset(c for c in map(chr, codes) if unicodedata.combining(unicodedata.normalize("NFKD", c)[0]))
+
+
+def reason_not_to_clean(text: str) -> str:
+    """Empty, or why the document is dropped as it came: marks without end, which normalisation sorts, in time that
+    grows with the square of their number. A run of more than the maximum covers two neighbours of every half of it."""
+    if text.isascii():
+        return ""
+    marks, step = _marks(), _MAX_MARKS // 2
+    sample = text[::step]
+    if not marks.isdisjoint(sample):
+        for index, (one, other) in enumerate(itertools.pairwise(sample)):
+            if one in marks and other in marks and marks.issuperset(text[index * step : (index + 1) * step]):
+                return "too many combining marks"
+    return ""
 
 
 def normalise(text: str, settings: CleanSettings) -> str:

@@ -11,27 +11,26 @@ bands x documents: equal where near duplicates may be), `signatures` (uint32, do
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import rensa
 
-from remask import signals
-from remask.artifacts import output_errors, write_json
+from remask import artifacts, signals
+from remask.artifacts import output_errors
 from remask.documents import DocumentWriter
 from remask.text import stories
-from remask.text.clean import normalise, reason_to_drop, wrong_language
-from remask.text.records import Document, Drop, Portion, Reading
+from remask.text.clean import normalise, reason_not_to_clean, reason_to_drop, wrong_language
+from remask.text.records import TOO_SLOW, Document, Drop, Portion, Reading, Steps
 from remask.text.sentences import sentence_starts
-from remask.text.settings import DedupSettings, Layout, TextSettings
+from remask.text.settings import DedupSettings, Layout, SourceSettings, TextSettings
 from remask.text.shingles import mix, ngrams, word_hashes
 from remask.text.sources import read_portion
 
@@ -52,6 +51,10 @@ class Task:
     settings: TextSettings
     layouts: tuple[Layout, ...]
     seed: int
+    passed_over: frozenset[int] = frozenset()  # steps that took too long in an earlier attempt
+
+    def without(self, step: int) -> Task:
+        return replace(self, passed_over=self.passed_over | {step})
 
 
 @dataclass
@@ -87,21 +90,21 @@ def band_shape(settings: DedupSettings) -> tuple[int, int]:
 
 def make_part(task: Task) -> dict[str, Any]:
     """Run a task unless an earlier attempt did; the facts say what came of it."""
-    facts = task.folder / FACTS
-    if facts.is_file():
-        return json.loads(facts.read_bytes())
+    if (facts := artifacts.finished(task.folder / FACTS)) is not None:
+        return facts
     aside = task.folder.with_name(f".{task.folder.name}.partial")
     with output_errors(task.folder):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    _fill(task, aside)
+    facts = _fill(task, aside)
+    artifacts.finish(aside / FACTS, facts)  # the folder is renamed as a whole, so no checksums are needed
     with output_errors(task.folder):
         shutil.rmtree(task.folder, ignore_errors=True)
         aside.rename(task.folder)
-    return json.loads(facts.read_bytes())
+    return facts
 
 
-def _fill(task: Task, aside: Path) -> None:
+def _fill(task: Task, aside: Path) -> dict[str, Any]:
     tally = Tally()
     with DocumentWriter(aside, NAME) as writer, ExitStack() as files:
         marks = _Marks(aside, files, task.settings.dedup, task.seed)
@@ -113,7 +116,7 @@ def _fill(task: Task, aside: Path) -> None:
             marks.add(document.text, scorer)
         counts = writer.close()
         marks.close()
-    facts = {
+    return {
         "source": task.portions[0].source,
         "read": tally.read,
         "unread": tally.unread,
@@ -122,29 +125,53 @@ def _fill(task: Task, aside: Path) -> None:
         "samples": tally.samples,
         **counts,
     }
-    write_json(aside / FACTS, facts)
 
 
 def _documents(task: Task, tally: Tally) -> Iterator[Document]:
     """The documents that are fine as far as each alone can tell."""
     settings = task.settings
+    steps = Steps(task.passed_over)
     for portion in task.portions:
         source = settings.sources[portion.source]
-        keep = settings.language.keep if source.languages is None else source.languages
-        reading = Reading(source, settings.reading, task.layouts[portion.source], tally.changed)
-        for record in read_portion(portion, reading):
+        reading = Reading(source, settings.reading, task.layouts[portion.source], tally.changed, steps)
+        for record in _records(portion, reading):
             signals.check()  # a part can take minutes; stopped here it is made again
             tally.read += 1
-            if isinstance(record, Drop):
-                tally.drop(record)
-                continue
-            text = normalise(_encodable(record.text, tally), settings.cleaning)
-            if reason := reason_to_drop(text, settings.cleaning):
-                tally.drop(Drop(reason, record.place))
-            elif keep and (found := wrong_language(text, keep, settings.language)):
-                tally.drop(Drop("language", record.place, found))
+            kept = record if isinstance(record, Drop) else _cleaned(record, settings, source, tally, steps)
+            if isinstance(kept, Drop):
+                tally.drop(kept)
             else:
-                yield Document(text, record.place, source.name)
+                yield kept
+
+
+def _records(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
+    """Those of the portion, up to one that the reader cannot get past in time."""
+    records = read_portion(portion, reading)
+    while True:
+        if reading.steps.is_passed_over(portion.size):
+            yield Drop(TOO_SLOW, portion.place, "the rest of the file is not read")
+            return
+        record = next(records, None)
+        if record is None:
+            return
+        yield record
+
+
+def _cleaned(
+    record: Document, settings: TextSettings, source: SourceSettings, tally: Tally, steps: Steps
+) -> Document | Drop:
+    if steps.is_passed_over(len(record.text)):
+        return Drop(TOO_SLOW, record.place)
+    text = _encodable(record.text, tally)
+    if reason := reason_not_to_clean(text):
+        return Drop(reason, record.place)
+    text = normalise(text, settings.cleaning)
+    if reason := reason_to_drop(text, settings.cleaning):
+        return Drop(reason, record.place)
+    keep = settings.language.keep if source.languages is None else source.languages
+    if keep and (found := wrong_language(text, keep, settings.language)):
+        return Drop("language", record.place, found)
+    return Document(text, record.place, source.name)
 
 
 def _encodable(text: str, tally: Tally) -> str:

@@ -10,14 +10,29 @@ import codecs
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from remask.schema import Document
 from remask.streams import Damaged
 from remask.text.settings import Layout, ReadSettings, SourceSettings
+from remask.workers import expect
 
-__all__ = ["LACKING_COLUMN", "UNKNOWN_KIND", "Damaged", "Document", "Drop", "Portion", "Reading", "cut_point"]
+__all__ = [
+    "LACKING_COLUMN",
+    "UNKNOWN_KIND",
+    "Damaged",
+    "Document",
+    "Drop",
+    "Portion",
+    "Reading",
+    "Steps",
+    "cut_point",
+]
+
+TOO_SLOW = "took too long"
+SECONDS_PER_MB = 10.0
+_SECONDS_FOR_ANY = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,23 @@ class Portion:
 
 
 @dataclass
+class Steps:
+    """Numbers the steps of a task whose time depends on what others wrote, and says how long each may take. One that
+    was ended for its time is known by its number in the next attempt, since everything before it goes the same way."""
+
+    passed_over: frozenset[int] = frozenset()
+    number: int = 0
+
+    def is_passed_over(self, num_bytes: int) -> bool:
+        """Whether the next step was given up before; otherwise its time starts now."""
+        self.number += 1
+        if self.number in self.passed_over:
+            return True
+        expect(_SECONDS_FOR_ANY + SECONDS_PER_MB * num_bytes / 1e6, self.number)
+        return False
+
+
+@dataclass
 class Reading:
     """What every reader needs beside its portion; `changed` counts what was done to kept records."""
 
@@ -62,6 +94,7 @@ class Reading:
     settings: ReadSettings
     layout: Layout
     changed: Counter[str]
+    steps: Steps = field(default_factory=Steps)
 
     @property
     def max_bytes(self) -> int:

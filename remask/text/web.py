@@ -1,6 +1,7 @@
 """Web pages -> their main text: HTML files, and the responses in WARC files (CC-News is such).
 
 Pages come as bytes of any encoding. The extractor is a choice: resiliparse is fast, trafilatura (an extra) precise.
+Neither is made for pages that were written to hold it up: what would take the square of its size is refused before.
 WARC also carries plain text (WET files). Not here: language and date filters, which all sources share.
 """
 
@@ -14,12 +15,18 @@ from typing import Any
 
 from remask.errors import UnavailableError
 from remask.streams import Stream, open_stream
-from remask.text.records import Damaged, Document, Drop, Portion, Reading
+from remask.text.records import TOO_SLOW, Damaged, Document, Drop, Portion, Reading
 
-# Extraction takes time quadratic in the depth, so pages that are nothing but depth are refused.
+# Extraction takes time quadratic in the depth, in the attributes of a tag, and in the number of paragraphs, so pages
+# that are nothing but these are refused. A tag's attributes are compared with each other, those of all <body> too.
 _MAX_DEPTH = 1000
+_MAX_TAGS = 250_000
+_MAX_ATTRIBUTES = 1000
 _MAX_PAGE_BYTES = 16 << 20
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)")
+_INSIDE_TAG = re.compile(r"""<[a-zA-Z](?:[^>=]++|=\s*+(?:"[^"]*+"|'[^']*+')?+)*+""")
+_QUOTED = re.compile(r"""=\s*+(?:"[^"]*+"|'[^']*+')|/""")
+_MERGED_TAG = re.compile(r"<(?:html|body)\b", re.I)
 # Elements that are empty, or that close by themselves when the next one opens.
 _NO_DEPTH = re.compile(
     r"(?i:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr|p|li|dt|dd|option|tr|td|th|tbody|thead|tfoot"
@@ -43,9 +50,12 @@ def page(data: bytes, charset: str, place: str, reading: Reading) -> Iterator[Do
     if len(data) > _MAX_PAGE_BYTES:
         yield Drop("too long", place, f"a page over {_MAX_PAGE_BYTES:,} bytes")
         return
+    if reading.steps.is_passed_over(len(data)):
+        yield Drop(TOO_SLOW, place)
+        return
     html = _decoded(data, charset)
-    if html.count("<") > _MAX_DEPTH and _depth(html) > _MAX_DEPTH:
-        yield Drop("too deeply nested", place)
+    if reason := _reason_to_refuse(html):
+        yield Drop(reason, place)
         return
     text = EXTRACTORS[reading.settings.extractor](html)
     if not text.strip():
@@ -58,6 +68,29 @@ def _decoded(data: bytes, charset: str) -> str:
     from resiliparse.parse.encoding import bytes_to_str, detect_encoding  # pyrefly: ignore[missing-import]
 
     return bytes_to_str(data, charset or detect_encoding(data), "replace", ("utf-8", "windows-1252"))
+
+
+def _reason_to_refuse(html: str) -> str:
+    num_tags = html.count("<")
+    if num_tags > _MAX_TAGS:
+        return "too many tags"
+    if num_tags > _MAX_DEPTH and _depth(html) > _MAX_DEPTH:
+        return "too deeply nested"
+    if len(html) > 2 * _MAX_ATTRIBUTES and _most_attributes(html) > _MAX_ATTRIBUTES:
+        return "too many attributes"
+    return ""
+
+
+def _most_attributes(html: str) -> int:
+    """Of one tag, or of all that are merged into one, as far as they are long enough to have so many."""
+    most = merged = 0
+    for match in _INSIDE_TAG.finditer(html):
+        is_merged = bool(_MERGED_TAG.match(match[0]))
+        if is_merged or len(match[0]) > 2 * _MAX_ATTRIBUTES:
+            count = len(_QUOTED.sub("= ", match[0]).split()) - 1
+            merged += count if is_merged else 0
+            most = max(most, count, merged)
+    return most
 
 
 def _depth(html: str) -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import html
 import re
+from collections import Counter
 from collections.abc import Iterator
 from xml.parsers import expat
 
 from remask.text.plain import portion_blocks
-from remask.text.records import Damaged, Document, Drop, Portion, Reading
+from remask.text.records import TOO_SLOW, Damaged, Document, Drop, Portion, Reading
 
 _MARKUP_FACTOR = 4  # markup to text: how much longer a page may be than the document it becomes
 
@@ -41,6 +42,8 @@ def _article(page: dict[str, str], portion: Portion, reading: Reading) -> Iterat
         yield Drop("redirect", place)
     elif page.get("ns", "0") != "0":
         yield Drop("not an article", place)
+    elif reading.steps.is_passed_over(len(page.get("text", ""))):
+        yield Drop(TOO_SLOW, place)
     else:
         text = plain_text(page.get("text", ""))
         if text:
@@ -116,6 +119,8 @@ class _Pages:
 
 # --------------------------------------------------------------------------------------------------- markup
 
+# No pattern may try the same stretch again and again: classes that follow each other are disjoint or possessive (+).
+_MAX_BRACKETS = 1000  # open at once; a link's words are copied for every link around it
 _COMMENT = re.compile(r"<!--.*?(?:-->|\Z)", re.S)
 _BLOCKS = re.compile(
     r"<(ref|math|gallery|timeline|syntaxhighlight|source|score|imagemap|chem|templatestyles|indicator)\b"
@@ -131,14 +136,15 @@ _MEDIA = re.compile(
     r"(?i:file|image|category|media|文件|檔案|图像|圖像|分类|分類|datei|bild|kategorie|fichier|catégorie|archivo|imagen"
     r"|categoría|immagine|categoria|ficheiro|imagem|файл|категория|ファイル|画像)"
 )
-_EXTERNAL = re.compile(r"\[(?:https?:)?//[^\s\]]{1,2000}\s?([^\]\n]{0,1000})\]")
+_EXTERNAL = re.compile(r"\[(?:https?:)?//[^\s\[\]]{1,2000}+\s?+([^\]\n]{0,1000}+)\]")
 _ADDRESS = re.compile(r"https?://\S+")
 _EMPHASIS = re.compile(r"'{2,5}")
-_HEADING = re.compile(r"^(={1,6})\s*(.*?)\s*\1\s*$", re.M)
+_HEADING = re.compile(r"^=[^\n]*$", re.M)
 _LIST = re.compile(r"^[*#:;]+\s*", re.M)
 _MAGIC = re.compile(r"__[A-Z]+__")
-_EMPTY_BRACKETS = re.compile(r"[(（]\s*[,;，；、]?\s*[)）]")
-_ROWS = re.compile(r"^\s*[|!].*$", re.M)
+_EMPTY_BRACKETS = re.compile(r"[(（]\s*+[,;，；、]?+\s*+[)）]")
+_ROWS = re.compile(r"^[^\S\n]*+[|!].*$", re.M)
+_LONG_NUMBER = re.compile(r"&#(?:\d{9,}+|[xX][0-9a-fA-F]{9,}+);?")  # of no character; Python refuses to read it
 _MANY_LINES = re.compile(r"\n\s*\n+")
 _SPACES = re.compile(r"[ \t\xa0]{2,}")
 
@@ -150,36 +156,52 @@ def plain_text(markup: str) -> str:
     text = _outside_brackets(text)
     text = _EXTERNAL.sub(r"\1", text)
     text = _EMPHASIS.sub("", _ADDRESS.sub("", text))
-    text = html.unescape(html.unescape(_TAG.sub("", text)))
-    text = _MAGIC.sub("", _LIST.sub("", _HEADING.sub(r"\2", text)))
+    text = _unescaped(_unescaped(_TAG.sub("", text)))
+    text = _MAGIC.sub("", _LIST.sub("", _HEADING.sub(_heading, text)))
     text = _EMPTY_BRACKETS.sub("", _ROWS.sub("", text))
     text = _SPACES.sub(" ", text)
     lines = (line.strip() for line in _MANY_LINES.sub("\n", text).split("\n"))
     return "\n".join(line for line in lines if line)
 
 
+def _unescaped(text: str) -> str:
+    return html.unescape(_LONG_NUMBER.sub("\ufffd", text))
+
+
+def _heading(match: re.Match[str]) -> str:
+    """`== Words ==` without as many signs (at most 6) as stand on both sides."""
+    line = match[0].strip()
+    for count in range(min(6, len(line) - len(line.lstrip("="))), 0, -1):
+        if len(line) >= 2 * count and line.endswith("=" * count):
+            return line[count:-count].strip()
+    return match[0]
+
+
 def _outside_brackets(text: str) -> str:
     """Templates and tables out, links replaced by their words; one pass, whatever the nesting."""
     stack: list[tuple[str, list[str]]] = [("", [])]
+    num_open: Counter[str] = Counter()
     position = 0
     for match in _BRACKETS.finditer(text):
         mark = match[0]
         if mark in _CLOSES and stack[-1][0] != _CLOSES[mark]:
-            if mark == "]]" or not any(opened == _CLOSES[mark] for opened, _ in stack):
+            if mark == "]]" or not num_open[_CLOSES[mark]]:
                 stack[-1][1].append(text[position : match.start()])
                 position = match.end()
                 continue
             # A link or table left open inside a template ends with it.
             while stack[-1][0] != _CLOSES[mark]:
-                stack.pop()
+                num_open[stack.pop()[0]] -= 1
         stack[-1][1].append(text[position : match.start()])
         position = match.end()
         if mark in _CLOSES:
             opened, pieces = stack.pop()
+            num_open[opened] -= 1
             if opened == "[[":
                 stack[-1][1].append(_link("".join(pieces)))
-        else:
+        elif len(stack) <= _MAX_BRACKETS:
             stack.append((mark, []))
+            num_open[mark] += 1
     stack[-1][1].append(text[position:])
     # What was opened and never closed: a link's words stay, a template's or table's do not.
     return "".join("".join(pieces) for opened, pieces in stack if opened in ("", "[["))

@@ -2,7 +2,8 @@
 
 In: a folder or file with an existing vocabulary (foreign.py reads the odd layouts), or what training made. Out: a
 `Tokenizer` whose `encode` treats special words such as `<mask>` or `</s>` inside a text as text; only
-`encode_marked`, for fill-mask, reads them. Saved, `transformers.AutoTokenizer` loads it with the same ids.
+`encode_marked`, for fill-mask, reads them. A text that it cannot get through in time is a DataError (timed.py). Saved,
+`transformers.AutoTokenizer` loads it with the same ids.
 Not here: training (training.py), whole corpora (bulk.py), word starts (words.py).
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +23,7 @@ import tokenizers
 
 from remask import artifacts
 from remask.errors import DataError, MissingInputError
-from remask.tokenizer import foreign, shield
+from remask.tokenizer import foreign, shield, timed
 
 Kind = Literal["byte-bpe", "wordpiece", "other"]
 MAX_FILE_BYTES = 200_000_000
@@ -69,6 +71,13 @@ class Tokenizer:
         if shielded := shield.without_special_words(self._description, names):
             self._encoder_json = orjson.dumps(shielded).decode()
             self._encoder = _shielded_library(self._encoder_json, self._tokenizer, names)
+        self._explodes = bool(explosive := timed.explosive(self._description))
+        self._timed = timed.TimedEncoder(self._encoder_json) if timed.is_slow(self._description) else None
+        for pattern in explosive:
+            warnings.warn(
+                f"the tokenizer's pattern {pattern[:200]!r} can take very long over some texts; those are given up",
+                stacklevel=2,
+            )
 
     # ------------------------------------------------------------------------------------------ text -> ids
 
@@ -77,7 +86,11 @@ class Tokenizer:
         return np.array(self.library_encoding(text).ids, np.int32)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encoded = self._encoder.encode_batch_fast([self._safe(text) for text in texts], add_special_tokens=False)
+        texts = [self._safe(text) for text in texts]
+        if self._timed is not None and (self._explodes or max(map(len, texts), default=0) > timed.SHORT):
+            return [np.array(item.ids, np.int32) for item in self._timed.encode(texts)]
+        with timed.panics():
+            encoded = self._encoder.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(item.ids, np.int32) for item in encoded]
 
     def encode_with_offsets(self, text: str) -> tuple[np.ndarray, np.ndarray]:
@@ -87,9 +100,13 @@ class Tokenizer:
         _trim_spaces(text, spans)
         return np.array(encoding.ids, np.int32), spans
 
-    def library_encoding(self, text: str) -> tokenizers.Encoding:
-        """All that the tokenizers library says about a text, without special tokens."""
-        return self._encoder.encode(self._safe(text), add_special_tokens=False)
+    def library_encoding(self, text: str) -> tokenizers.Encoding | timed.Encoded:
+        """What the tokenizers library says about a text, without special tokens."""
+        text = self._safe(text)
+        if self._timed is not None and (self._explodes or len(text) > timed.SHORT):
+            return self._timed.encode([text])[0]
+        with timed.panics():
+            return self._encoder.encode(text, add_special_tokens=False)
 
     def _safe(self, text: str) -> str:
         """The character that marks what no text may say, which a hostile text could hold, as U+FFFD."""

@@ -4,13 +4,12 @@ Words (pre-tokens) are counted shard by shard into sorted files, added up in one
 and the trainer sees nothing but that sorted table: each word as often as it occurred. The trainer of record is the
 `tokenizers` library; gigatoken (extra `fast`) does the same merges faster and is used only after it agreed on a
 sample of the user's own words. RoBERTa section 4.4 (bytes as base units); BERT's WordPiece for the baseline.
-Not here: encoding (bulk.py) and who calls these tasks (commands/prepare.py).
+Not here: encoding (bulk.py) and who calls these tasks (preparation).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import heapq
 import json
 import os
@@ -47,7 +46,6 @@ _OPEN_FILES = 200  # merged at a time
 _WHITE = re.compile(r"^\s|\s$")
 _RUN = struct.Struct("<Q")
 _RUN_WORDS = 4096
-_DIGEST_BYTES = 32
 IN_MEMORY_BYTES = 48_000_000  # files of counts up to this size are added up in a table, which is faster
 
 
@@ -60,16 +58,19 @@ class CountTask:
 
     blocks: Blocks
     out: Path
+    record: Path
     settings: TokenizerSettings
     fast: bool
 
 
 def count_words(task: CountTask) -> int:
-    """Writes (word, count) sorted by word; returns the bytes of text read. For run_tasks."""
+    """Writes (word, count) sorted by word, and then the record that makes them count; returns the bytes of text read.
+    For run_tasks."""
     counts: Counter[bytes] = Counter()
     for data, offsets, _ in task.blocks:
         counts.update(count_pieces(pieces_of(data, offsets, task.settings.newlines), task.settings, task.fast))
     write_counts(task.out, sorted(_cut(counts, task.settings.max_word_bytes).items()))
+    artifacts.finish(task.record, task.blocks.num_bytes, [task.out])
     return task.blocks.num_bytes
 
 
@@ -137,42 +138,19 @@ def _cut(counts: Counter[bytes], limit: int) -> Counter[bytes]:
 
 
 def write_counts(path: Path, entries: Iterable[tuple[bytes, int]]) -> None:
-    """Whole or not at all. In runs of a few thousand words: sizes, the words, 8 bytes a count; at the end the sha256
-    of all that, by which a later attempt knows a finished file."""
-    aside = path.with_name(f".{path.name}.partial")
-    remaining, digest = iter(entries), hashlib.sha256()
-    with artifacts.output_errors(path):
-        with aside.open("wb") as file:
-            while some := list(islice(remaining, _RUN_WORDS)):
-                words = b"\xff".join(word for word, _ in some)
-                counts = np.array([count for _, count in some], "<i8").tobytes()
-                run = _RUN.pack(len(words)) + words + _RUN.pack(len(counts)) + counts
-                digest.update(run)
-                file.write(run)
-            file.write(digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        aside.rename(path)
-
-
-def is_counted(path: Path) -> bool:
-    """Whether an earlier attempt finished this file and all of it is still there, be it after a power failure."""
-    if not path.is_file() or (remaining := path.stat().st_size - _DIGEST_BYTES) < 0:
-        return False
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while remaining:
-            chunk = file.read(min(remaining, 1 << 20))
-            digest.update(chunk)
-            remaining -= len(chunk)
-        return file.read() == digest.digest()
+    """In runs of a few thousand words: sizes, the words, 8 bytes a count."""
+    remaining = iter(entries)
+    with artifacts.output_errors(path), path.open("wb") as file:
+        while some := list(islice(remaining, _RUN_WORDS)):
+            words = b"\xff".join(word for word, _ in some)
+            counts = np.array([count for _, count in some], "<i8").tobytes()
+            file.write(_RUN.pack(len(words)) + words + _RUN.pack(len(counts)) + counts)
 
 
 def read_counts(path: Path) -> Iterator[tuple[bytes, int]]:
-    end = path.stat().st_size - _DIGEST_BYTES
     with path.open("rb") as file:
-        while file.tell() < end:
-            words = file.read(_RUN.unpack(file.read(_RUN.size))[0]).split(b"\xff")
+        while size := file.read(_RUN.size):
+            words = file.read(_RUN.unpack(size)[0]).split(b"\xff")
             counts = np.frombuffer(file.read(_RUN.unpack(file.read(_RUN.size))[0]), "<i8").tolist()
             yield from zip(words, counts, strict=True)
 
@@ -196,7 +174,10 @@ def merge_counts(paths: Sequence[Path], limit: int) -> tuple[list[tuple[bytes, i
     distinct = 0
     for word, count in _summed(paths):
         distinct += 1
-        (heapq.heappush if len(best) < limit else heapq.heappushpop)(best, (count, word))
+        if len(best) < limit:
+            heapq.heappush(best, (count, word))
+        else:
+            heapq.heappushpop(best, (count, word))
     return [(word, count) for count, word in sorted(best, reverse=True)], distinct
 
 

@@ -184,7 +184,7 @@ class Pace:
     seconds: float = 0.0
 
     def is_due(self, plan: Plan, step: int) -> bool:
-        return bool(plan.costs) and step - self.step >= max(1, plan.num_steps // LOOKS)
+        return step - self.step >= max(1, plan.num_steps // LOOKS)
 
     def follow(self, plan: Plan, job: Job, step: int, seconds: float) -> Plan:
         """The plan at this look: as it was, or with the steps that the time left allows at the speed since the last

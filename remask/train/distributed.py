@@ -151,6 +151,7 @@ def joined(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iterator[World]:
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    _import_what_keeps_the_group()
     timeout = datetime.timedelta(seconds=timeout_seconds)
     patience = max(timeout, datetime.timedelta(seconds=RANK_TIMEOUT_SECONDS))  # machines start at different speeds
     with peers():
@@ -164,3 +165,12 @@ def joined(timeout_seconds: float = RANK_TIMEOUT_SECONDS) -> Iterator[World]:
         yield World(dist.get_rank(), dist.get_world_size())
     finally:
         dist.destroy_process_group()
+
+
+def _import_what_keeps_the_group() -> None:
+    """Some modules of torch have the group of the moment when they are first imported as a default of their functions.
+    Then it outlives its end, and its threads with it; one that lets go of a tensor while Python ends aborts the process
+    ("terminate called without an active exception"). Imported before there is a group, they hold none."""
+    import torch.distributed.fsdp.sharded_grad_scaler
+    import torch.distributed.nn.functional
+    import torch.distributed.optim  # noqa: F401

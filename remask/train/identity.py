@@ -33,5 +33,6 @@ def refuse(checkpoint: Path, changes: Sequence[Change], allow_change: Sequence[s
         keys = ",".join(dict.fromkeys(key for key, _, _ in refused))
         raise ConfigError(
             f"{checkpoint}: was made by another run; choose another --out, or go on all the same with "
-            f"--allow-change {keys}\n  " + "\n  ".join(shown(refused))
+            f"--allow-change {keys}",
+            *shown(refused),
         )

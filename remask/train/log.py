@@ -54,24 +54,3 @@ class Metrics:
 def plain(value: Any) -> Any:
     """JSON has no NaN: a number that is none is written as text, so that no reader chokes on the line."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class Window:
-    """Sums since the last line of the log, so that a line stands for all its steps. Part of the checkpoint."""
-
-    def __init__(self, sums: Mapping[str, list[float]] | None = None) -> None:
-        self._sums = {name: list(pair) for name, pair in (sums or {}).items()}
-
-    def add(self, name: str, value: float, count: float = 1.0) -> None:
-        pair = self._sums.setdefault(name, [0.0, 0.0])
-        pair[0] += value
-        pair[1] += count
-
-    def means(self) -> dict[str, float]:
-        return {name: total / count for name, (total, count) in self._sums.items() if count}
-
-    def state(self) -> dict[str, list[float]]:
-        return {name: list(pair) for name, pair in self._sums.items()}
-
-    def clear(self) -> None:
-        self._sums.clear()

@@ -8,6 +8,7 @@ is (device, number format, whole or divided, averaged) stays in here. Not here: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -168,7 +169,8 @@ class Session:
             return 0.0
         if self.precision.scale != 1:
             torch._foreach_div_(gradients, self.precision.scale)
-        return self.shards.norm_of_all(gradients)
+        own = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+        return own if self._gathered is None else math.sqrt(self.world.sums([own * own])[0])  # of the own rows
 
     # ------------------------------------------------------------------------------------- updates
 

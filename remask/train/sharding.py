@@ -37,11 +37,6 @@ class Shards:
         own = [float(tensor.norm()) for tensor in tensors]
         return own if self.size == 1 else [math.sqrt(s) for s in self._world.sums([norm * norm for norm in own])]
 
-    def norm_of_all(self, tensors: Sequence[Tensor]) -> float:
-        """Of all whole tensors together."""
-        own = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(list(tensors)))))
-        return own if self.size == 1 else math.sqrt(self._world.sums([own * own])[0])
-
     def whole(self, matrices: Sequence[Tensor], num_rows: int) -> Tensor:
         """Whole matrices of one shape, stacked, from the own rows of each."""
         own_NRC = torch.stack(list(matrices))

@@ -26,7 +26,7 @@ from remask.train.distributed import World
 from remask.train.guard import Consumed, Guard
 from remask.train.identity import refuse, shown
 from remask.train.job import Job
-from remask.train.log import Metrics, Window, plain
+from remask.train.log import Metrics, plain
 from remask.train.session import Session, Step
 from remask.train.trackers import Trackers
 
@@ -174,7 +174,7 @@ class Training:
         """In a run by minutes, now and then: whether it has another number of steps from here on.
 
         What was decided is saved before the next step is made, so a killed run goes on by the same plan."""
-        if not self._pace.is_due(self._plan, self.step):
+        if not self._plan.costs or not self._pace.is_due(self._plan, self.step):
             return False
         before = self.num_steps
         self._adopt(self._pace.follow(self._plan, self.job, self.step, self.seconds))
@@ -289,7 +289,7 @@ class Training:
             self._metrics.sync()
             tensors = {} if session.is_divided else session.tensors()
             also = session.write_slices if session.is_divided else None
-            saved = self._checkpoints.save(self.step, tensors, self._state(), self._good_step, also=also)
+            saved = self._checkpoints.save(self.step, tensors, self._state(), self._good_step, also)
             self.last_checkpoint = saved.folder
         elif session.is_divided:
             session.write_slices(Path())
@@ -372,3 +372,24 @@ class Training:
 
 def _example_ids(micro_batches: Sequence[Batch]) -> list[int]:
     return [int(i) for batch in micro_batches if batch.example_ids_B is not None for i in batch.example_ids_B]
+
+
+class Window:
+    """Sums since the last line of the log, so that a line stands for all its steps. Part of the checkpoint."""
+
+    def __init__(self, sums: Mapping[str, list[float]] | None = None) -> None:
+        self._sums = {name: list(pair) for name, pair in (sums or {}).items()}
+
+    def add(self, name: str, value: float, count: float = 1.0) -> None:
+        pair = self._sums.setdefault(name, [0.0, 0.0])
+        pair[0] += value
+        pair[1] += count
+
+    def means(self) -> dict[str, float]:
+        return {name: total / count for name, (total, count) in self._sums.items() if count}
+
+    def state(self) -> dict[str, list[float]]:
+        return {name: list(pair) for name, pair in self._sums.items()}
+
+    def clear(self) -> None:
+        self._sums.clear()

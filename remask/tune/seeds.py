@@ -81,6 +81,7 @@ def check_identity(identity: Mapping[str, Any], defaults: Config, out: Path, all
         raise ConfigError(f"{out}: is a finished folder of another command; choose another --out")
     path = out / "run.json"
     if not path.is_file():
+        artifacts.claim(out, path.name)
         return
     try:
         kept = json.loads(path.read_bytes())
@@ -96,8 +97,7 @@ def check_identity(identity: Mapping[str, Any], defaults: Config, out: Path, all
         if not is_allowed(key.removeprefix("run."), (*allow_change, "train.trackers"))  # these only look on
     ]
     if changed:
-        lines = "\n".join(f"  {line}" for line in shown(changed))
-        raise ConfigError(f"{out}: was made by another run; choose another --out:\n{lines}")
+        raise ConfigError(f"{out}: was made by another run; choose another --out:", *shown(changed))
 
 
 def _filled(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

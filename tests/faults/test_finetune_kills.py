@@ -11,18 +11,18 @@ from safetensors.torch import load_file
 
 from .zygote import Zygote
 
-RUN = """
+TASKS = """
 seeds: 1
 batch: {num_rows: 8, micro_tokens: 64}
 train: {epochs: 3.0, precision: fp32, learning_rate: 3e-3, log_every: 1}
-"""
-TASKS = """
 temperature: 2.0
 tasks:
   - {name: topic, train_file: FOLDER/a.jsonl, dev_file: FOLDER/a.jsonl}
   - {name: size, task: regress, train_file: FOLDER/b.jsonl, dev_file: FOLDER/b.jsonl}
 """
 SEARCH = """
+batch: {micro_tokens: 64}
+train: {precision: fp32, log_every: 1}
 train_file: FOLDER/a.jsonl
 dev_file: FOLDER/a.jsonl
 search: {trials: 3, batch: [4, 8], epochs: [1.0, 2.0], lr: [1e-4, 1e-2]}
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, 
     (made / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     numbers = [{"text": row["text"] + " river", "label": float(i % 5)} for i, row in enumerate(rows[:20])]
     (made / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbers))
-    for name, text in (("tasks", RUN + TASKS), ("search", RUN + SEARCH)):
+    for name, text in (("tasks", TASKS), ("search", SEARCH)):
         (made / f"{name}.yaml").write_text(text.replace("FOLDER", str(made)))
     return made
 
@@ -91,16 +91,16 @@ def test_a_signal_in_an_evaluation_does_not_wait_for_its_end(folder: Path, zygot
     words = [str(word) for word in command("finetune", folder, folder / "stopped")]
     code = f"""
 import sys, time
-from remask.tasks import predict
-plain = predict.row_outputs
-def slow(forward, rows, pad_id, **rest):
-    def waiting(batch):
-        with open({str(folder / "scores")!r}, "a") as file:
-            file.write("x")
-        time.sleep(0.1)
-        return forward(batch)
-    return plain(waiting, rows, pad_id, **{{**rest, "num_tokens": 16}})
-predict.row_outputs = slow
+from remask.answer.runner import Runner
+make_batch, begin = Runner.batch, Runner.__init__
+def slow(self, rows):
+    with open({str(folder / "scores")!r}, "a") as file:
+        file.write("x")
+    time.sleep(0.1)
+    return make_batch(self, rows)
+def small(self, *given, **named):
+    begin(self, *given, **{{**named, "batch_tokens": 16}})
+Runner.batch, Runner.__init__ = slow, small
 sys.argv = ["remask", *{words!r}]
 from remask.__main__ import main
 main()

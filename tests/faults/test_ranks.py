@@ -1,5 +1,5 @@
-"""FAULTS.md row 10: a rank is killed or hangs under torchrun; the job starts again by itself, ends with the bits of one
-that nothing happened to, and leaves no process behind."""
+"""FAULTS.md rows 10 and 31: a rank is killed or hangs under torchrun; the job starts again by itself, ends with the
+bits of one that nothing happened to, and leaves no process behind. A job that nothing happens to ends with 0."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from .soak import tries
 from .zygote import Zygote
 
 RUN = """
@@ -97,3 +98,55 @@ def test_a_rank_that_is_killed_or_hangs_restarts_the_job(
     a, b = last_checkpoint(tmp_path / "hurt"), last_checkpoint(tmp_path / "whole")
     for path in sorted(b.glob("*.safetensors")):
         assert (a / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+# A rank that says at its end which threads are still there, and that aborts where Python is taken apart, as a thread of
+# the group did that was in the middle of something.
+ENDS = """
+import atexit, os, sys
+from remask.__main__ import main
+
+def show():
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    print("threads at the end:", *sorted(names), file=sys.stderr)
+atexit.register(show)
+
+class Late:
+    def __del__(self, abort=os.abort):
+        abort()
+late = Late()
+main()
+"""
+
+
+@pytest.mark.timeout(7200)
+def test_ranks_end_with_zero_whatever_threads_are_left(tmp_path: Path, tiny_prepared: Path) -> None:
+    """A thread of the group that still let go of a tensor while Python ended aborted the process, now and then."""
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "script.py").write_text(ENDS)
+    for number in range(tries(31, 2, 200)):
+        run = [
+            "pretrain",
+            str(tmp_path / "run.yaml"),
+            "--data",
+            str(tiny_prepared),
+            "--out",
+            str(tmp_path / f"{number}"),
+        ]
+        run += ["--set", f"train.parallel={'ddp' if number % 2 == 0 else 'fsdp'}", "--set", "train.steps=3"]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "WORLD_SIZE": "2"}
+        environ = os.environ | world | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(tmp_path / "script.py"), *run],
+                stderr=subprocess.PIPE, text=True, env=environ | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            )
+            for rank in range(2)
+        ]  # fmt: skip
+        said = [rank.communicate(timeout=240)[1] for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [0, 0], said
+        for text in said:
+            (threads,) = [line for line in text.splitlines() if line.startswith("threads at the end:")]
+            assert ("gloo" in threads) <= (number % 2 == 1)  # only what FSDP keeps outlives the group

@@ -6,6 +6,7 @@ Each fault is injected into a really running server. Counts are those of every c
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import random
@@ -326,6 +327,33 @@ def test_what_nobody_waits_for_is_not_computed(served: Served) -> None:
 
 
 # ---------------------------------------------------------------------------------------------- 23: mixed up
+
+
+@pytest.mark.parametrize("pause", [False, True])
+def test_a_client_that_closes_its_end_still_gets_its_answer(served: Served, pause: bool) -> None:
+    """As `nc -N` and others do: everything is sent, the sending end is closed, the answer is read. Also where the
+    answer takes a while, so that it is tried whether somebody still reads."""
+    body = json.dumps({"model": "classes", "inputs": ["The quick fox."]}).encode()
+    head = "POST /v1/classify HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}"
+    for version in (b"HTTP/1.1", b"HTTP/1.0"):
+        with contextlib.ExitStack() as stack:
+            if pause:
+                stack.enter_context(served.engine_paused())
+            link = socket.create_connection(("127.0.0.1", served.port), timeout=30)
+            link.sendall(head.encode().replace(b"HTTP/1.1", version) + b"\r\n\r\n" + body)
+            link.shutdown(socket.SHUT_WR)
+            if pause:
+                time.sleep(0.3)
+        answer = b""
+        while block := link.recv(65536):
+            answer += block
+        link.close()
+        interim, _, final = answer.rpartition(b"HTTP/1.1 200")
+        assert b'"outputs"' in final, answer
+        assert set(interim.split(b"\r\n\r\n")) <= {b"HTTP/1.1 100 Continue", b""}
+        if version == b"HTTP/1.0":
+            assert interim == b""
 
 
 def test_concurrent_answers_are_those_of_one_after_the_other(served: Served, models: dict[str, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import signal
 from pathlib import Path
 
 import pytest
@@ -110,5 +111,5 @@ from remask.__main__ import main
 main()
 """
     done = zygote.execute(code, signals=[(0.1, "SIGTERM"), (0.4, "SIGTERM")], wait_for=tmp_path / "hangs")
-    assert done.returncode == 75
+    assert done.returncode == -signal.SIGTERM  # by the system, since nothing was saved for it
     assert "Traceback" not in done.stderr

@@ -12,11 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from remask.__main__ import cli
-from remask.commands import evaluate, finetune
-from remask.commands import evaluate_models as models
 from remask.config import runs_folder
 from remask.errors import ConfigError, DataError, MissingInputError, RemaskError, UsageError
+from remask.evaluation import models
+from remask.evaluation.evaluate import evaluate
+from remask.evaluation.settings import EvaluateRun
+from remask.evaluation.table import render
 from remask.progress import Progress
+from remask.tune import single
+from remask.tune.settings import FinetuneRun
+from remask.tune.single import prepare
 
 WORDS = ["red", "green", "blue", "cold", "warm", "big", "small", "old", "new", "fast"]
 FAST = ("--epochs", 1, "--precision", "fp32", "--device", "cpu")
@@ -72,16 +77,16 @@ def write_inference(folder: Path) -> Path:
     return folder
 
 
-def trainings(monkeypatch: pytest.MonkeyPatch) -> list[finetune.FinetuneRun]:
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[FinetuneRun]:
     """The fine-tunings from here on."""
-    seen: list[finetune.FinetuneRun] = []
-    train = finetune.main
+    seen: list[FinetuneRun] = []
+    train = single.tune_single
 
-    def noted(run: finetune.FinetuneRun, *rest: Any, **named: Any) -> Any:
+    def noted(run: FinetuneRun, *rest: Any, **named: Any) -> Any:
         seen.append(run)
         return train(run, *rest, **named)
 
-    monkeypatch.setattr(finetune, "main", noted)
+    monkeypatch.setattr(single, "tune_single", noted)
     return seen
 
 
@@ -114,7 +119,7 @@ def test_fine_tuned_once_and_then_only_scored(
     assert scored["metrics"] == pytest.approx(values["metrics"], abs=0.05)  # in this machine's own precision
     assert len(seen) == 3
     assert not cache.exists()
-    assert "glue:cola" in evaluate.render(scored)
+    assert "glue:cola" in render(scored)
 
 
 def test_without_out_models_go_to_the_users_cache_and_more_seeds_join(
@@ -131,7 +136,7 @@ def test_without_out_models_go_to_the_users_cache_and_more_seeds_join(
     assert len(both["tasks"]["glue:cola"]["spread"]["matthews"]["seeds"]) == 2
     assert both["tasks"]["glue:cola"]["ensemble"]["models"] == 2
     assert "matthews" in both["tasks"]["glue:cola"]["ensemble"]["metrics"]
-    assert "ensemble of 2" in evaluate.render(both)
+    assert "ensemble of 2" in render(both)
 
 
 def test_from_scratch_is_kept_apart_and_marked(
@@ -145,8 +150,8 @@ def test_from_scratch_is_kept_apart_and_marked(
     assert [run.init_weights for run in seen] == [False]
     assert (first["init_weights"], scratch["init_weights"]) == (True, False)
     assert len(list((tmp_path / "out").glob("glue-cola-*"))) == 2
-    assert "glue:cola (from scratch)  matthews" in evaluate.render(scratch)
-    assert "from scratch" not in evaluate.render(first)
+    assert "glue:cola (from scratch)  matthews" in render(scratch)
+    assert "from scratch" not in render(first)
     weights = [
         (Path(one["tasks"]["glue:cola"]["model"]) / "model.safetensors").read_bytes() for one in (first, scratch)
     ]
@@ -192,9 +197,8 @@ def test_mnli_first_its_second_dev_file_and_the_leaderboard(
 @pytest.mark.parametrize("task", ["glue:rte", "glue:cola"])
 def test_another_tasks_encoder_is_kept_and_its_head_is_not(task_model: Path, tmp_path: Path, task: str) -> None:
     """RTE has other classes than MNLI; CoLA has the same, 0 and 1, as MRPC."""
-    from remask.commands.finetune_part import fresh_network
-
     from remask.model.store import open_model
+    from remask.tune.part import fresh_network
 
     data = write_inference(write_cola(tmp_path / "glue"))
     before = "glue:mnli" if task == "glue:rte" else "glue:mrpc"
@@ -204,7 +208,7 @@ def test_another_tasks_encoder_is_kept_and_its_head_is_not(task_model: Path, tmp
     values = invoke("evaluate", task_model, "--tasks", before, "--data", data, *FAST, "--out", tmp_path / "out")
     first = open_model(Path(values["tasks"][before]["model"]))
     options = {"task": task, "init": str(first.folder), "data": str(data)}
-    setup = finetune.prepare(finetune.FinetuneRun.model_validate(options), Progress(quiet=True))
+    setup = prepare(FinetuneRun.model_validate(options), Progress(quiet=True))
     theirs = first.network.state_dict()
     ours = fresh_network(setup.run, setup.start, setup.part, 3).state_dict()
     assert all((ours[name] == theirs[name]).all() for name in theirs if name.startswith("encoder."))
@@ -226,7 +230,15 @@ def test_the_papers_grid_at_this_width(task_model: Path, tmp_path: Path, monkeyp
     assert sorted({run.batch.num_rows for run in seen}) == [16, 32]
     tried = values["tasks"]["glue:cola"]["grid"]
     assert len(tried) == len(seen) == 6
-    assert values["metrics"]["glue:cola.matthews"] == max(one["matthews"] for one in tried)
+    assert values["metrics"]["glue:cola.matthews"] == max(one["score"] for one in tried)
+    assert [one["best"] for one in tried].count(True) == 1
+    best = next(one for one in tried if one["best"])
+    (folder,) = (tmp_path / "out").glob("glue-cola-*")
+    made = json.loads((folder / "results.json").read_bytes())
+    assert made["variant"] == f"grid/lr={best['lr']:g},batch={best['batch']}"
+    # With more seeds the ensemble is of the best variant's.
+    both = invoke("evaluate", task_model, *words, "--grid", "--seeds", 2)["tasks"]["glue:cola"]
+    assert both["ensemble"]["models"] == len(both["spread"]["matthews"]["seeds"]) == 2
 
 
 # ------------------------------------------------------------------------------------------------ zero-shot
@@ -301,9 +313,7 @@ def test_perplexity_of_plain_text(reader: Path, tmp_path: Path, cache: Path) -> 
 def test_what_is_missing_is_said_before_anything_is_trained(task_model: Path, tmp_path: Path) -> None:
     def run(expected: type[RemaskError], message: str, model: Path = task_model, **values: Any) -> None:
         with pytest.raises(expected, match=message):
-            evaluate.main(
-                evaluate.EvaluateRun(model=str(model), **values), tmp_path / "o", progress=Progress(quiet=True)
-            )
+            evaluate(EvaluateRun(model=str(model), **values), tmp_path / "o", progress=Progress(quiet=True))
 
     data = write_cola(tmp_path / "glue").parent
     run(ConfigError, "'glu' is not one of glue, glue:cola", tasks=("glu",), data=str(tmp_path))

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner
 
 from remask.__main__ import cli
-from remask.commands import evaluate, finetune
 from remask.errors import ConfigError, DataError, MissingInputError, UsageError
+from remask.evaluation.table import render
+from remask.tune import single
 
 WORDS = ["red", "green", "blue", "cold", "warm", "big", "small", "old", "new", "fast"]
 
@@ -78,7 +79,7 @@ def test_the_dev_file_gets_the_scores_it_had_in_training(
     task_model: Path, tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = train(task_model, tmp_path, task, tmp_path / "out")
-    monkeypatch.setattr(finetune, "main", None)  # nothing is trained any more
+    monkeypatch.setattr(single, "tune_single", None)  # nothing is trained any more
     dev = next(tmp_path.glob("dev.*"))
     found = score(tmp_path / "out", dev, "--out", tmp_path / "scores")
     close = 0.02 if task == "regress" else 1e-4  # it learned in other units, and its answers hardly differ
@@ -92,7 +93,7 @@ def test_the_dev_file_gets_the_scores_it_had_in_training(
     assert ("By class" in page, "What was taken for what" in page) == ("table" in run, "confusion" in run)
     for name in ("table", "tags", "confusion"):
         assert found.get(name) == run.get(name)
-    text = evaluate.render(found)
+    text = render(found)
     assert f"* {made['metric']}" in text
     assert "24 examples of" in text
     assert ("precision" in text) == ("table" in run)
@@ -137,7 +138,7 @@ def test_rows_without_a_label_and_labels_that_are_unknown(classifier: Path, tmp_
         score(classifier / "out", broken)
     found = score(classifier / "out", broken, "--set", "table.bad_rows=drop")
     assert (found["data"]["test"], found["data"]["dropped"]) == (2, {"empty text": 1})
-    assert "rows left out: empty text: 1" in evaluate.render(found)
+    assert "rows left out: empty text: 1" in render(found)
     strange = write_json_lines(tmp_path / "strange.jsonl", [*rows[:1], {"body": "old", "topic": "blue"}])
     has = r"labels that the model does not have \(it has other, red\)"
     with pytest.raises(DataError, match=rf"{has}: 'blue' \(.*strange.jsonl:2\)"):

@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+import remask
 from remask import signals
-from remask.commands import finetune, finetune_seed
 from remask.config import build_run
 from remask.errors import ConfigError, DataError, Stopped
 from remask.progress import Progress
 from remask.tasks.specs import TASKS
+from remask.tune import seed as tune_seed
+from remask.tune.finetune import finetune, render
+from remask.tune.settings import FinetuneRun
+from remask.tune.single import prepare
 
 WORDS = ("red green blue cold warm big small old new fast slow dark light good bad fine").split()  # noqa: SIM905
 
@@ -34,13 +38,13 @@ def colour(words: list[str]) -> str:
     return "red" if "red" in words else "other"
 
 
-def run_for(model: Path, train: Path, dev: Path | None, **options: Any) -> finetune.FinetuneRun:
+def run_for(model: Path, train: Path, dev: Path | None, **options: Any) -> FinetuneRun:
     values = {
         "init": str(model), "train_file": str(train), "dev_file": str(dev) if dev else None, "table.text": "body",
         "table.label": "topic", "train.precision": "fp32", "train.device": "cpu", "batch.num_rows": 16,
         "train.learning_rate": 5e-3, **options,
     }  # fmt: skip
-    return build_run(finetune.FinetuneRun, options=values).run
+    return build_run(FinetuneRun, options=values).run
 
 
 def quiet() -> Progress:
@@ -51,7 +55,7 @@ def test_a_classifier_learns_and_its_model_answers_the_same(task_model: Path, tm
     train = write_rows(tmp_path / "train.jsonl", 320, 1, colour)
     dev = write_rows(tmp_path / "dev.jsonl", 80, 2, colour)
     run = run_for(task_model, train, dev, **{"train.epochs": 6.0, "seeds": 2})
-    values = finetune.main(run, tmp_path / "out", progress=quiet())
+    values = finetune(run, tmp_path / "out", progress=quiet())
     assert values["metrics"]["accuracy"] > 0.9
     assert values["spread"]["accuracy"]["low"] <= values["metrics"]["accuracy"] <= values["spread"]["accuracy"]["high"]
     assert values["labels"] == ["other", "red"]
@@ -60,30 +64,31 @@ def test_a_classifier_learns_and_its_model_answers_the_same(task_model: Path, tm
     assert json.loads((tmp_path / "out/results.json").read_bytes())["metrics"] == values["metrics"]
     assert "surest of" in (tmp_path / "out/report.html").read_text() or values["metrics"]["accuracy"] == 1.0
     assert not (tmp_path / "out/seed-0/checkpoints").exists()
-    text = finetune.render(values)
+    text = render(values)
     assert "precision" in text
     assert "median of 2 seeds" in text
+    assert values["ensemble"]["models"] == 2
+    assert values["ensemble"]["metrics"]["accuracy"] > 0.9
+    assert "ensemble of 2" in text
+    assert values["data"]["baseline"]["accuracy"] < values["metrics"]["accuracy"]
 
     # The published model gives the scores that were measured, and a second call does nothing.
-    setup = finetune.prepare(run, quiet())
-    from remask.model.store import open_model
-    from remask.tasks import problems
-
-    loaded = open_model(tmp_path / "out")
-    assert loaded.labels == ("other", "red")
-    outputs = finetune.predict_rows(loaded.network, "classify", setup.part.dev_rows, setup.part.pad_id)
-    again = problems.score(outputs, setup.part.dev_rows, setup.problem.dev, "classify", setup.problem.labels)
+    setup = prepare(run, quiet())
+    model = remask.load(tmp_path / "out")
+    assert model.labels == ("other", "red")
+    rows, problem = setup.part.dev_rows, setup.problem
+    again = problem.kind.score(model.outputs(rows), rows, problem.dev, problem.labels)
     best = next(r for r in values["runs"] if r["seed"] == values["seeds"]["best"])
     assert again["metrics"] == pytest.approx(best["metrics"])
     assert again["confusion"] == best["confusion"]
-    assert finetune.main(run, tmp_path / "out", progress=quiet())["metrics"] == values["metrics"]
+    assert finetune(run, tmp_path / "out", progress=quiet())["metrics"] == values["metrics"]
 
 
 def test_from_scratch_is_another_start(task_model: Path, tmp_path: Path) -> None:
     from remask.model.store import open_model
 
     train = write_rows(tmp_path / "train.jsonl", 64, 1, colour)
-    setups = [finetune.prepare(run_for(task_model, train, None, init_weights=w), quiet()) for w in (True, False)]
+    setups = [prepare(run_for(task_model, train, None, init_weights=w), quiet()) for w in (True, False)]
     start = open_model(task_model).network.state_dict()["encoder.embeddings.tokens.weight"]
     kept, fresh = (s.build(7).state_dict()["encoder.embeddings.tokens.weight"] for s in setups)
     assert (kept == start).all()
@@ -100,7 +105,7 @@ def test_from_scratch_is_another_start(task_model: Path, tmp_path: Path) -> None
 def test_numbers_and_several_labels(task_model: Path, tmp_path: Path, task: str, label, metric: str) -> None:
     train = write_rows(tmp_path / "train.jsonl", 320, 1, label)
     dev = write_rows(tmp_path / "dev.jsonl", 80, 2, label)
-    values = finetune.main(
+    values = finetune(
         run_for(task_model, train, dev, task=task, **{"train.epochs": 10.0}), tmp_path / "out", progress=quiet()
     )
     assert values["metric"] == metric
@@ -109,24 +114,22 @@ def test_numbers_and_several_labels(task_model: Path, tmp_path: Path, task: str,
 
 def test_numbers_of_any_size_are_reached(task_model: Path, tmp_path: Path) -> None:
     """Prices in the thousands, at a rate whose steps alone would never get there."""
-    from remask.model.store import open_model
 
     def price(words: list[str]) -> float:
         return 250_000.0 + 4_000.0 * ("red" in words)
 
     train, dev = (write_rows(tmp_path / f"{name}.jsonl", n, n, price) for name, n in (("train", 320), ("dev", 80)))
     run = run_for(task_model, train, dev, task="regress", **{"train.epochs": 8.0})
-    values = finetune.main(run, tmp_path / "out", progress=quiet())
+    values = finetune(run, tmp_path / "out", progress=quiet())
     assert values["metrics"]["mean_absolute_error"] < 1_000
     # The model that was kept answers in the units of the file, and a second run begins with what it knows.
-    setup = finetune.prepare(run, quiet())
-    rows, pad_id = setup.part.dev_rows, setup.part.pad_id
-    kept = [float(o[0]) for o in finetune.predict_rows(open_model(tmp_path / "out").network, "regress", rows, pad_id)]
+    setup = prepare(run, quiet())
+    kept = [float(output[0]) for output in remask.load(tmp_path / "out").outputs(setup.part.dev_rows)]
     error = np.abs(np.array(kept) - [e.label for e in setup.problem.dev]).mean()
     assert error == pytest.approx(values["metrics"]["mean_absolute_error"], rel=1e-3)
-    again = finetune.prepare(run.model_copy(update={"init": str(tmp_path / "out")}), quiet())
-    begun = finetune.predict_rows(again.build(0), "regress", rows, pad_id)  # in the run's own units
-    assert [float(o[0]) for o in again.part.units.outside(begun)] == pytest.approx(kept, rel=1e-4)
+    again = prepare(run.model_copy(update={"init": str(tmp_path / "out")}), quiet())
+    begun = again.part.outputs(again.build(0).eval(), signals.check)
+    assert [float(output[0]) for output in begun] == pytest.approx(kept, rel=1e-4)
 
 
 def test_pairs(task_model: Path, tmp_path: Path) -> None:
@@ -136,7 +139,7 @@ def test_pairs(task_model: Path, tmp_path: Path) -> None:
             a, b = rng.choice(WORDS[:4], 2)
             file.write(json.dumps({"body": a, "other": b, "topic": int(b == "red")}) + "\n")
     options = {"task": "pair", "table.text2": "other", "train.epochs": 12.0}
-    values = finetune.main(run_for(task_model, tmp_path / "t.jsonl", None, **options), tmp_path / "o", progress=quiet())
+    values = finetune(run_for(task_model, tmp_path / "t.jsonl", None, **options), tmp_path / "o", progress=quiet())
     assert values["metrics"]["accuracy"] > 0.9
     assert any("a fifth" in note for note in values["notes"])
 
@@ -151,11 +154,11 @@ def test_names_are_found(task_model: Path, tmp_path: Path) -> None:
                     file.write(f"{word} {tag}\n")
                 file.write("\n")
     run = run_for(task_model, tmp_path / "train.txt", tmp_path / "dev.txt", task="ner", **{"train.epochs": 5.0})
-    values = finetune.main(run, tmp_path / "out", progress=quiet())
+    values = finetune(run, tmp_path / "out", progress=quiet())
     assert values["metrics"]["f1"] > 0.9
     assert list(values["runs"][0]["table"]["classes"]) == ["TONE"]
     assert "B-TONE" in values["runs"][0]["tags"]["classes"]
-    assert "B-TONE" in finetune.render(values)
+    assert "B-TONE" in render(values)
     assert "By tag of a word" in (tmp_path / "out/report.html").read_text()
 
 
@@ -182,7 +185,7 @@ def test_questions_about_passages(task_model: Path, tmp_path: Path, impossible: 
     train = squad_file(tmp_path / "train.json", 320, 1, impossible)
     dev = squad_file(tmp_path / "dev.json", 40, 2, impossible)
     run = run_for(task_model, train, dev, task="qa", **{"train.epochs": 8.0, "train.learning_rate": 2e-3})
-    values = finetune.main(run, tmp_path / "out", progress=quiet())
+    values = finetune(run, tmp_path / "out", progress=quiet())
     assert values["metrics"]["f1"] > 0.8
     assert ("best_f1" in values["metrics"]) == impossible
     if impossible:
@@ -202,7 +205,7 @@ def test_choices(task_model: Path, tmp_path: Path) -> None:
     run = run_for(
         task_model, tmp_path / "train.high.jsonl", tmp_path / "dev.high.jsonl", task="choice", **{"train.epochs": 4.0}
     )
-    values = finetune.main(run, tmp_path / "out", progress=quiet())
+    values = finetune(run, tmp_path / "out", progress=quiet())
     assert values["metrics"]["accuracy"] > 0.9
     assert values["metrics"]["high_accuracy"] == values["metrics"]["accuracy"]
 
@@ -210,7 +213,7 @@ def test_choices(task_model: Path, tmp_path: Path) -> None:
 def test_patience_ends_a_seed(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", 64, 1, colour)
     run = run_for(task_model, train, train, patience=2, **{"train.epochs": 30.0, "train.learning_rate": 1e-9})
-    values = finetune.main(run, tmp_path / "out", progress=quiet())
+    values = finetune(run, tmp_path / "out", progress=quiet())
     assert len(values["runs"][0]["history"]) == 3
     assert values["runs"][0]["step"] == 4
 
@@ -220,8 +223,8 @@ def test_a_stopped_run_goes_on_to_the_same_result(
 ) -> None:
     train = write_rows(tmp_path / "train.jsonl", 96, 1, colour)
     run = run_for(task_model, train, None, **{"train.epochs": 4.0})
-    whole = finetune.main(run, tmp_path / "whole", progress=quiet())
-    evaluate, count = finetune_seed.Watch.evaluate, 0
+    whole = finetune(run, tmp_path / "whole", progress=quiet())
+    evaluate, count = tune_seed.Watch.evaluate, 0
 
     def stop_after_two(self, network, step):
         nonlocal count
@@ -232,11 +235,11 @@ def test_a_stopped_run_goes_on_to_the_same_result(
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(finetune_seed.Watch, "evaluate", stop_after_two)
+        patched.setattr(tune_seed.Watch, "evaluate", stop_after_two)
         with pytest.raises(Stopped):
-            finetune.main(run, tmp_path / "cut", progress=quiet())
+            finetune(run, tmp_path / "cut", progress=quiet())
     monkeypatch.undo()
-    gone_on = finetune.main(run, tmp_path / "cut", progress=quiet())
+    gone_on = finetune(run, tmp_path / "cut", progress=quiet())
     for key in ("metrics", "history", "step", "confusion"):
         assert gone_on["runs"][0][key] == whole["runs"][0][key]
     weights = [(tmp_path / name / "model/model.safetensors").read_bytes() for name in ("whole", "cut")]
@@ -246,16 +249,16 @@ def test_a_stopped_run_goes_on_to_the_same_result(
 def test_another_run_in_the_same_folder_is_refused_and_more_seeds_are_added(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", 48, 1, colour)
     run = run_for(task_model, train, None, **{"train.epochs": 1.0})
-    finetune.main(run, tmp_path / "out", progress=quiet())
+    finetune(run, tmp_path / "out", progress=quiet())
     other = run_for(task_model, train, None, **{"train.epochs": 2.0})
     with pytest.raises(ConfigError, match=r"was made by another run(.|\n)*run\.train\.epochs: 1\.0 -> 2\.0"):
-        finetune.main(other, tmp_path / "out", progress=quiet())
+        finetune(other, tmp_path / "out", progress=quiet())
     write_rows(train, 48, 5, colour)
     with pytest.raises(ConfigError, match="data: "):
-        finetune.main(run, tmp_path / "out", progress=quiet())
+        finetune(run, tmp_path / "out", progress=quiet())
     write_rows(train, 48, 1, colour)
     more = run_for(task_model, train, None, **{"train.epochs": 1.0, "seeds": 2})
-    assert len(finetune.main(more, tmp_path / "out", progress=quiet())["runs"]) == 2
+    assert len(finetune(more, tmp_path / "out", progress=quiet())["runs"]) == 2
 
 
 def test_a_folder_that_holds_something_else_is_refused(task_model: Path, tiny_prepared: Path, tmp_path: Path) -> None:
@@ -272,37 +275,34 @@ def test_a_folder_that_holds_something_else_is_refused(task_model: Path, tiny_pr
     before = {name: (folder / name).read_bytes() for name in ("run.json", "run.yaml")}
     train = write_rows(tmp_path / "train.jsonl", 48, 1, colour)
     with pytest.raises(ConfigError, match=r"pretrained: holds a pretraining run; choose another --out"):
-        finetune.main(run_for(folder, train, None), folder, progress=quiet())
+        finetune(run_for(folder, train, None), folder, progress=quiet())
     assert {name: (folder / name).read_bytes() for name in before} == before
     model = shutil.copytree(task_model, tmp_path / "model")
     with pytest.raises(ConfigError, match=r"model: is a finished folder of another command; choose another --out"):
-        finetune.main(run_for(task_model, train, None), model, progress=quiet())
+        finetune(run_for(task_model, train, None), model, progress=quiet())
     assert not (model / "run.json").exists()
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken/run.json").write_text("[]")
     with pytest.raises(DataError, match=r"run.json: damaged"):
-        finetune.main(run_for(task_model, train, None), tmp_path / "broken", progress=quiet())
+        finetune(run_for(task_model, train, None), tmp_path / "broken", progress=quiet())
 
 
 def test_mistakes_are_named_before_training(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", 48, 1, colour)
     dev = write_rows(tmp_path / "dev.jsonl", 10, 2, lambda words: "never seen")
     with pytest.raises(DataError, match="'never seen'"):
-        finetune.prepare(run_for(task_model, train, dev), quiet())
+        prepare(run_for(task_model, train, dev), quiet())
     with pytest.raises(ConfigError, match=r"task = 'clasify'.*did you mean classify"):
         run_for(task_model, train, dev, task="clasify")
     with pytest.raises(ConfigError, match="init is needed"):
-        finetune.prepare(run_for(Path(), train, dev, init=""), quiet())
+        prepare(run_for(Path(), train, dev, init=""), quiet())
     with pytest.raises(ConfigError, match="needs its files"):
-        finetune.prepare(run_for(task_model, train, dev, task="glue:cola", train_file=None, dev_file=None), quiet())
+        prepare(run_for(task_model, train, dev, task="glue:cola", train_file=None, dev_file=None), quiet())
 
 
 def test_fewer_examples_are_drawn_alike_and_noted(task_model: Path, tmp_path: Path) -> None:
     train, dev = (write_rows(tmp_path / f"{name}.jsonl", 48, 1, colour) for name in ("train", "dev"))
-    setups = [
-        finetune.prepare(run_for(task_model, train, dev, max_train=20, max_dev=10, seed=seed), quiet())
-        for seed in (0, 1)
-    ]
+    setups = [prepare(run_for(task_model, train, dev, max_train=20, max_dev=10, seed=seed), quiet()) for seed in (0, 1)]
     problem = setups[0].problem
     assert (len(problem.train), len(problem.dev)) == (20, 10)
     assert [e.place for e in problem.dev] == [e.place for e in setups[1].problem.dev]
@@ -313,7 +313,7 @@ def test_fewer_examples_are_drawn_alike_and_noted(task_model: Path, tmp_path: Pa
 @pytest.mark.parametrize("name", TASKS)
 def test_every_recipe_is_one_that_a_run_knows(name: str) -> None:
     words = [f"{key}={value}" for key, value in TASKS[name]["recipe"].items()]
-    run = build_run(finetune.FinetuneRun, assignments=words, options={"task": name}).run
+    run = build_run(FinetuneRun, assignments=words, options={"task": name}).run
     assert run.batch.num_rows in (16, 32, 48)
 
 
@@ -321,13 +321,13 @@ def test_rates_follow_the_width_unless_given(task_model: Path, tmp_path: Path) -
     train = write_rows(tmp_path / "train.jsonl", 48, 1, colour)
 
     def rate(**options: Any) -> float:
-        setup = finetune.prepare(run_for(task_model, train, None, **options), quiet())
-        return finetune_seed.train_settings(setup.run, setup.width, 5).learning_rate
+        setup = prepare(run_for(task_model, train, None, **options), quiet())
+        return tune_seed.train_settings(setup.run, setup.width, 5).learning_rate
 
     values = {"train.learning_rate": None}
     assert rate(**values) == 3e-4, "a width of 32 would take more than a fresh network does"
-    assert finetune.rate_of_all(2e-5, 384) == pytest.approx(2e-5 * 2**2.5)
-    assert finetune.rate_of_all(2e-5, 768) == 2e-5
+    assert tune_seed.rate_of_all(2e-5, 384) == pytest.approx(2e-5 * 2**2.5)
+    assert tune_seed.rate_of_all(2e-5, 768) == 2e-5
     assert rate(**{"train.learning_rate": 1e-5}) == 1e-5
     assert rate(**values, learn="lora") == pytest.approx(4e-4 * (768 / 32) ** 1.5)
     assert rate(**values, learn="heads") == pytest.approx(1e-3 * (768 / 32) ** 1.5)

@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from remask.commands import finetune
 from remask.config import build_run
 from remask.errors import ConfigError
 from remask.model.store import open_model
 from remask.progress import Progress
+from remask.tune.finetune import finetune
+from remask.tune.settings import FinetuneRun
+from remask.tune.single import prepare
 
 WORDS = ("red green blue cold warm big small old new fast").split()  # noqa: SIM905
 
@@ -31,16 +33,16 @@ def write_rows(path: Path, count: int, seed: int) -> Path:
     return path
 
 
-def run_for(model: Path, train: Path, **options: Any) -> finetune.FinetuneRun:
+def run_for(model: Path, train: Path, **options: Any) -> FinetuneRun:
     values = {
         "init": str(model), "train_file": str(train), "dev_file": str(train), "train.precision": "fp32",
         "train.device": "cpu", "batch.num_rows": 16, "train.epochs": 2.0, "train.learning_rate": 1e-2, **options,
     }  # fmt: skip
-    return build_run(finetune.FinetuneRun, options=values).run
+    return build_run(FinetuneRun, options=values).run
 
 
-def tuned(run: finetune.FinetuneRun, out: Path) -> dict[str, torch.Tensor]:
-    finetune.main(run, out, progress=Progress(quiet=True))
+def tuned(run: FinetuneRun, out: Path) -> dict[str, torch.Tensor]:
+    finetune(run, out, progress=Progress(quiet=True))
     return open_model(out).network.state_dict()
 
 
@@ -62,7 +64,7 @@ def test_what_rests_stays_as_it_was_bit_for_bit(task_model: Path, tmp_path: Path
     after = tuned(run, tmp_path / "out")
     changed = {n for n in before if n.startswith("encoder.") and not torch.equal(before[n], after[n])}
     assert changed == {n for n in before if moved and n.startswith(moved)}
-    fresh = finetune.prepare(run, Progress(quiet=True)).build(0).state_dict()
+    fresh = prepare(run, Progress(quiet=True)).build(0).state_dict()
     assert not torch.equal(after["heads.classifier.weight"], fresh["heads.classifier.weight"])
 
 
@@ -71,12 +73,12 @@ def test_lora_without_an_adapter_folder_is_said(task_model: Path, tmp_path: Path
     train = write_rows(tmp_path / "t.jsonl", 32, 1)
     said = io.StringIO()
     run = run_for(task_model, train, learn="lora", pooling="mean", **{"train.epochs": 1.0})
-    values = finetune.main(run, tmp_path / "out", progress=Progress(stream=said))
+    values = finetune(run, tmp_path / "out", progress=Progress(stream=said))
     line = "no adapter folder for peft: transformers has no class for this network (classes on the mean state)"
     assert line in said.getvalue()
     assert [line in note for note in values["notes"][-1:]] == [True]
     assert not (tmp_path / "out/model/adapter").exists()
-    with_folder = finetune.prepare(run_for(task_model, train, learn="lora"), Progress(quiet=True))
+    with_folder = prepare(run_for(task_model, train, learn="lora"), Progress(quiet=True))
     assert not any("adapter" in note for note in with_folder.problem.notes)
 
 
@@ -90,7 +92,7 @@ def test_lora_learns_and_its_adapter_answers_the_same_in_peft(task_model: Path, 
 
     train = write_rows(tmp_path / "t.jsonl", 200, 1)
     run = run_for(task_model, train, **{"learn": "lora", "train.epochs": 6.0})
-    values = finetune.main(run, tmp_path / "out", progress=Progress(quiet=True))
+    values = finetune(run, tmp_path / "out", progress=Progress(quiet=True))
     assert values["metrics"]["accuracy"] > 0.9
     assert values["learn"] == "lora"
     texts = ["red big", "old new fast", "cold red warm"]
@@ -121,7 +123,7 @@ def test_a_stopped_lora_run_goes_on_to_the_same_result(
     run = run_for(task_model, write_rows(tmp_path / "t.jsonl", 64, 1), **{"learn": "lora", "lora.dropout": 0.2})
     whole = tuned(run, tmp_path / "whole")
     with stopped_in_evaluation():
-        finetune.main(run, tmp_path / "cut", progress=Progress(quiet=True))
+        finetune(run, tmp_path / "cut", progress=Progress(quiet=True))
     # A checkpoint in the middle of such a run is a model, too: merged.
     assert open_model(tmp_path / "cut/seed-0").network.state_dict().keys() == whole.keys()
     gone_on = tuned(run, tmp_path / "cut")

@@ -14,11 +14,13 @@ import torch
 from click.testing import CliRunner
 
 from remask.__main__ import cli
-from remask.commands import finetune, predict
+from remask.answer.reader import open_reader
 from remask.config import build_run
 from remask.errors import ConfigError, DataError
 from remask.model.store import open_model
 from remask.progress import Progress
+from remask.tune.finetune import finetune, render
+from remask.tune.settings import FinetuneRun
 
 WORDS = ("red green blue cold warm big small old new fast slow dark light good bad fine").split()  # noqa: SIM905
 
@@ -41,7 +43,7 @@ def write_files(folder: Path, count: int, seed: int) -> dict[str, Path]:
     return files
 
 
-def run_for(model: Path, folder: Path, **options: Any) -> finetune.FinetuneRun:
+def run_for(model: Path, folder: Path, **options: Any) -> FinetuneRun:
     train, dev = write_files(folder, 240, 1), write_files(folder, 60, 2)
     kinds = {"topic": "classify", "heat": "regress", "names": "ner"}
     tasks: list[dict[str, Any]] = [
@@ -53,14 +55,14 @@ def run_for(model: Path, folder: Path, **options: Any) -> finetune.FinetuneRun:
         "init": str(model), "tasks": tasks, "train.precision": "fp32", "train.device": "cpu", "batch.num_rows": 16,
         "train.epochs": 8.0, "train.learning_rate": 5e-3, **options,
     }  # fmt: skip
-    return build_run(finetune.FinetuneRun, options=values).run
+    return build_run(FinetuneRun, options=values).run
 
 
 @pytest.fixture(scope="module")
 def together(task_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     folder = tmp_path_factory.mktemp("tasks")
     run = run_for(task_model, folder, single=True)
-    return folder, finetune.main(run, folder / "out", progress=Progress(quiet=True))
+    return folder, finetune(run, folder / "out", progress=Progress(quiet=True))
 
 
 def test_all_tasks_learn_over_one_encoder(together: tuple[Path, dict[str, Any]]) -> None:
@@ -80,7 +82,7 @@ def test_all_tasks_learn_over_one_encoder(together: tuple[Path, dict[str, Any]])
 
 def test_one_table_has_each_task_together_and_alone(together: tuple[Path, dict[str, Any]]) -> None:
     folder, values = together
-    lines = finetune.render(values).splitlines()
+    lines = render(values).splitlines()
     assert lines[0].split() == ["task", "metric", "together", "alone", "difference"]
     assert [line.split()[0] for line in lines[1:5]] == ["topic", "heat", "names", "mean"]
     both = values["tasks"]["heat"], values["single"]["heat"]
@@ -99,21 +101,22 @@ def test_each_task_has_a_model_that_answers(together: tuple[Path, dict[str, Any]
     result = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
     assert result.exit_code == 0
     assert [line.split(",")[1] for line in (tmp_path / "said.csv").read_text().splitlines()[1:]] == ["red", "other"]
-    assert predict.open_task_model(folder / "out/tasks/names").kind == "tags"
+    assert open_reader(folder / "out/tasks/names").task.kind.name == "tags"
+    assert open_reader(folder / "out", "names").task.kind.name == "tags"
     with pytest.raises(DataError, match=r"has a model for each of its tasks; name one: \S+heat, \S+names, \S+topic"):
         open_model(folder / "out")
     with pytest.raises(DataError, match="has the tasks heat, names, topic; --task topi is none"):
-        predict.model_path(folder / "out", "topi")
+        open_reader(folder / "out", "topi")
 
 
 def test_a_stopped_run_goes_on_to_the_same_result(
     task_model: Path, tmp_path: Path, stopped_in_evaluation: Callable[[], AbstractContextManager[None]]
 ) -> None:
     run = run_for(task_model, tmp_path, **{"train.epochs": 2.0, "learn": "lora", "temperature": 3.0})
-    whole = finetune.main(run, tmp_path / "whole", progress=Progress(quiet=True))
+    whole = finetune(run, tmp_path / "whole", progress=Progress(quiet=True))
     with stopped_in_evaluation():
-        finetune.main(run, tmp_path / "cut", progress=Progress(quiet=True))
-    gone_on = finetune.main(run, tmp_path / "cut", progress=Progress(quiet=True))
+        finetune(run, tmp_path / "cut", progress=Progress(quiet=True))
+    gone_on = finetune(run, tmp_path / "cut", progress=Progress(quiet=True))
     assert gone_on["tasks"]["heat"]["runs"][0]["history"] == whole["tasks"]["heat"]["runs"][0]["history"]
     for file in ("names/model.safetensors", "topic/adapter/adapter_model.safetensors"):
         both = [(tmp_path / name / "tasks" / file).read_bytes() for name in ("whole", "cut")]

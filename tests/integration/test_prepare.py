@@ -16,6 +16,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers
 
+from remask import artifacts
 from remask.artifacts import open_artifact
 from remask.commands.inspect import InspectRun, rows_of, show_batch
 from remask.commands.inspect import main as inspect
@@ -325,7 +326,7 @@ def test_mistakes_end_in_one_line(words: list[str], code: int, message: str, cor
 RAY = """
 import sys
 from pathlib import Path
-from remask.commands import prepare
+from remask.preparation import prepare
 from remask.config import build_run
 from remask.progress import Progress
 from remask.tokenizer import bulk
@@ -342,7 +343,7 @@ if __name__ == "__main__":
         cluster.add_node(num_cpus=1)
         os.environ["RAY_ADDRESS"] = cluster.address
     try:
-        prepare.main(run, Path(out), progress=Progress(quiet=True))
+        prepare.prepare(run, Path(out), progress=Progress(quiet=True))
     finally:
         if engine == "ray":
             import ray
@@ -367,3 +368,18 @@ def test_a_ray_cluster_of_two_nodes_writes_the_same_bytes(corpus: Path, tmp_path
         digests[engine] = digest.hexdigest()
         assert len(list((tmp_path / engine).glob("*.tokens"))) > 3
     assert digests["ray"] == digests["local"]
+
+
+def test_a_folder_of_an_earlier_version_is_not_refused_for_a_setting_it_did_not_have(
+    corpus: Path, tmp_path: Path
+) -> None:
+    words = ["prepare", str(corpus), "--out", str(tmp_path / "out"), "--vocab-size", "300", "--workers", "1"]
+    assert _remask(*words).returncode == 0
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
+    del manifest["config"]["tokenizer"]["chinese_words"], manifest["config"]["text"]["reading"]["lacking_columns"]
+    manifest["fingerprint"] = artifacts._fingerprint(manifest)
+    artifacts.write_json(tmp_path / "out" / "manifest.json", manifest)
+    again = _remask(*words)
+    assert again.returncode == 0, again.stderr
+    assert "already prepared" in again.stderr
+    assert _remask(*words, "--set", "tokenizer.newlines=token").returncode == 78

@@ -13,11 +13,16 @@ from click.testing import CliRunner
 
 from remask import signals
 from remask.__main__ import cli
-from remask.commands import finetune, finetune_seed, search
 from remask.config import build_run
 from remask.errors import ConfigError, Stopped, UnavailableError, UsageError
 from remask.model.store import open_model
 from remask.progress import Progress
+from remask.tune import search as tune_search
+from remask.tune import seed as tune_seed
+from remask.tune.finetune import finetune
+from remask.tune.finetune import render as finetune_table
+from remask.tune.search import render, search
+from remask.tune.settings import FinetuneRun, SearchRun
 
 WORDS = ("red green blue cold warm big small old new fast").split()  # noqa: SIM905
 
@@ -34,15 +39,15 @@ def write_rows(path: Path, count: int = 64) -> Path:
 def options_for(model: Path, train: Path, **options: Any) -> dict[str, Any]:
     return {
         "init": str(model), "train_file": str(train), "dev_file": str(train), "train.precision": "fp32",
-        "train.device": "cpu", "train.epochs": 2.0, "batch.num_rows": 16, **options,
+        "train.device": "cpu", **options,
     }  # fmt: skip
 
 
-def search_for(model: Path, train: Path, **options: Any) -> search.SearchRun:
+def search_for(model: Path, train: Path, **options: Any) -> SearchRun:
     values = {
         "search.trials": 4, "search.lr": [1e-4, 2e-2], "search.batch": [16, 32], "search.epochs": [1.0, 2.0], **options,
     }  # fmt: skip
-    return build_run(search.SearchRun, options=options_for(model, train, **values)).run
+    return build_run(SearchRun, options=options_for(model, train, **values)).run
 
 
 def proposals(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -53,12 +58,12 @@ def test_a_killed_search_goes_on_to_the_same_end(
     task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = search_for(task_model, write_rows(tmp_path / "t.jsonl"))
-    whole = search.main(run, tmp_path / "whole", progress=Progress(quiet=True))
+    whole = search(run, tmp_path / "whole", progress=Progress(quiet=True))
     assert [trial["trial"] for trial in whole["trials"]] == [0, 1, 2, 3]
     assert len({trial["lr"] for trial in whole["trials"]}) == 4
     assert whole["score"] == max(trial["score"] for trial in whole["trials"])
 
-    evaluate, count = finetune_seed.Watch.evaluate, 0
+    evaluate, count = tune_seed.Watch.evaluate, 0
 
     def stop(self: Any, network: Any) -> Any:
         nonlocal count
@@ -68,28 +73,28 @@ def test_a_killed_search_goes_on_to_the_same_end(
         return evaluate(self, network)
 
     with monkeypatch.context() as patched:
-        patched.setattr(finetune_seed.Watch, "evaluate", stop)
+        patched.setattr(tune_seed.Watch, "evaluate", stop)
         with pytest.raises(Stopped):
-            search.main(run, tmp_path / "cut", progress=Progress(quiet=True))
+            search(run, tmp_path / "cut", progress=Progress(quiet=True))
     monkeypatch.undo()
     # What a kill may leave of the journal: half a line, and the lock of a process that is gone.
     journal = tmp_path / "cut/trials.journal"
     journal.write_bytes(journal.read_bytes() + b'{"op_code": 5, "wor')
     journal.with_name("trials.journal.lock").symlink_to(journal)
-    gone_on = search.main(run, tmp_path / "cut", progress=Progress(quiet=True))
+    gone_on = search(run, tmp_path / "cut", progress=Progress(quiet=True))
     assert proposals(gone_on) == proposals(whole)
     assert gone_on["best"] == whole["best"]
 
     # More trials join those that are there; only the best keeps its weights.
     more = search_for(task_model, tmp_path / "t.jsonl", **{"search.trials": 5})
-    values = search.main(more, tmp_path / "cut", progress=Progress(quiet=True))
+    values = search(more, tmp_path / "cut", progress=Progress(quiet=True))
     assert proposals(values)[:4] == proposals(whole)
     kept = [p.parent.parent.name for p in (tmp_path / "cut/trials").glob("*/model/model.safetensors")]
     assert kept == [str(values["best"]["trial"])]
     assert open_model(Path(values["model"])).labels == ("no", "yes")
     other = search_for(task_model, tmp_path / "t.jsonl", **{"search.lr": [1e-5, 1e-3]})
     with pytest.raises(ConfigError, match=r"was made by another run(.|\n)*run\.search\.lr"):
-        search.main(other, tmp_path / "cut", progress=Progress(quiet=True))
+        search(other, tmp_path / "cut", progress=Progress(quiet=True))
 
 
 def test_the_best_run_file_runs_as_printed(task_model: Path, tmp_path: Path) -> None:
@@ -101,7 +106,7 @@ def test_the_best_run_file_runs_as_printed(task_model: Path, tmp_path: Path) -> 
     ]  # fmt: skip
     result = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
     values = json.loads(result.stdout)
-    table = search.render(values)
+    table = render(values)
     command = next(line for line in table.splitlines() if line.startswith("best: ")).removeprefix("best: remask ")
     again = command.replace("DIR", str(tmp_path / "again")).split()
     result = CliRunner().invoke(cli, [*again, "--json", "-q"], catch_exceptions=False)
@@ -121,7 +126,7 @@ def test_trials_that_fall_behind_end(task_model: Path, tmp_path: Path, monkeypat
     )  # fmt: skip
     begun = 0
 
-    def made_up(run: Any, out: Path, *, progress: Any, report: Any) -> dict[str, Any]:
+    def made_up(run: Any, out: Path, *, progress: Any, report: Any, allow_change: Any) -> dict[str, Any]:
         nonlocal begun
         begun += 1
         score = 0.1 if begun == 6 else 0.5 + begun / 100
@@ -132,8 +137,8 @@ def test_trials_that_fall_behind_end(task_model: Path, tmp_path: Path, monkeypat
         (out / "results.json").write_text(json.dumps(found))
         return found
 
-    monkeypatch.setattr(search, "finetune", made_up)
-    values = search.main(run, tmp_path / "out", progress=Progress(quiet=True))
+    monkeypatch.setattr(tune_search, "finetune", made_up)
+    values = search(run, tmp_path / "out", progress=Progress(quiet=True))
     assert [trial["state"] for trial in values["trials"]] == ["complete"] * 5 + ["pruned"]
     assert values["best"]["trial"] == 4
 
@@ -146,17 +151,40 @@ def test_searches_that_cannot_be_are_refused(task_model: Path, tmp_path: Path, m
         search_for(task_model, train, **{"grid.lr": [0.1, 0.01]})
     nothing = {f"search.{name}": [] for name in ("lr", "batch", "epochs", "warmup")}
     with pytest.raises(UsageError, match="nothing varies"):
-        search.main(search_for(task_model, train, **nothing), tmp_path / "o", progress=Progress(quiet=True))
+        search(search_for(task_model, train, **nothing), tmp_path / "o", progress=Progress(quiet=True))
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UnavailableError, match=r'pip install "remask\[search\]"'):
-        search.main(search_for(task_model, train), tmp_path / "o2", progress=Progress(quiet=True))
+        search(search_for(task_model, train), tmp_path / "o2", progress=Progress(quiet=True))
+
+
+def test_a_value_that_is_given_is_kept_or_refused(task_model: Path, tmp_path: Path) -> None:
+    train = write_rows(tmp_path / "t.jsonl")
+    for place, value in (("train.epochs", 1.0), ("batch.num_rows", 16)):
+        name = {"train.epochs": "epochs", "batch.num_rows": "batch"}[place]
+        with pytest.raises(ConfigError, match=rf"{place} and search\.{name} are both given: a value, or a range"):
+            search_for(task_model, train, **{place: value})
+    given = {
+        "train.epochs": 1.0,
+        "batch.num_rows": 16,
+        "train.warmup": 0.1,
+        "search.trials": 2,
+        "search.lr": [1e-4, 2e-2],
+    }
+    run = build_run(SearchRun, options=options_for(task_model, train, **given)).run
+    values = search(run, tmp_path / "out", progress=Progress(quiet=True))
+    assert [set(trial) - {"trial", "state", "score", "seconds"} for trial in values["trials"]] == [{"lr"}, {"lr"}]
+    for file in (tmp_path / "out").glob("trials/*/run.yaml"):
+        tried = build_run(FinetuneRun, file).run
+        assert (tried.train.epochs, tried.batch.num_rows, tried.train.warmup) == (1.0, 16, 0.1)
+    best = build_run(FinetuneRun, tmp_path / "out/best.yaml").run
+    assert (best.train.epochs, best.train.learning_rate) == (1.0, values["best"]["lr"])
 
 
 def test_a_grid_tries_all_and_takes_the_best_median(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "t.jsonl", 160)
     options = options_for(task_model, train, **{"grid.lr": [1e-8, 1e-2], "grid.batch": [16, 32], "train.epochs": 4.0})
-    run = build_run(finetune.FinetuneRun, options=options).run
-    values = finetune.main(run, tmp_path / "out", progress=Progress(quiet=True))
+    run = build_run(FinetuneRun, options=options).run
+    values = finetune(run, tmp_path / "out", progress=Progress(quiet=True))
     rows = values["grid"]
     assert [(row["lr"], row["batch"]) for row in rows] == [(1e-8, 16), (1e-8, 32), (1e-2, 16), (1e-2, 32)]
     best = max(rows, key=lambda row: row["score"])
@@ -165,14 +193,14 @@ def test_a_grid_tries_all_and_takes_the_best_median(task_model: Path, tmp_path: 
     assert values["score"] == best["score"] == values["spread"]["accuracy"]["median"]
     assert open_model(tmp_path / "out").labels == ("no", "yes")
     assert len(list((tmp_path / "out/grid").glob("*/model"))) == 1
-    assert finetune.render(values).splitlines()[0].split() == ["lr", "batch", "accuracy", "lowest", "highest"]
-    again = finetune.main(run, tmp_path / "out", progress=Progress(quiet=True))
+    assert finetune_table(values).splitlines()[0].split() == ["lr", "batch", "accuracy", "lowest", "highest"]
+    again = finetune(run, tmp_path / "out", progress=Progress(quiet=True))
     assert again["grid"] == rows
-    chosen = build_run(finetune.FinetuneRun, tmp_path / "out/best.yaml").run
+    chosen = build_run(FinetuneRun, tmp_path / "out/best.yaml").run
     assert chosen.train.learning_rate == 1e-2
     assert not chosen.grid.given()
-    more = build_run(finetune.FinetuneRun, options={**options, "seeds": 2}).run
-    values = finetune.main(more, tmp_path / "out", progress=Progress(quiet=True))
+    more = build_run(FinetuneRun, options={**options, "seeds": 2}).run
+    values = finetune(more, tmp_path / "out", progress=Progress(quiet=True))
     best = next(row for row in values["grid"] if row["best"])
     assert best["low"] <= best["score"] <= best["high"]
     assert len(values["spread"]["accuracy"]["seeds"]) == 2

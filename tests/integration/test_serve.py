@@ -229,6 +229,35 @@ def test_inputs_of_another_form_are_told_the_right_one(served: Served, task: str
 def test_a_long_text_is_cut_where_asked(served: Served) -> None:
     assert len(served.outputs("embed", "jumps " * 200, long_texts="cut")[0]) == 32
     assert served.outputs("tag", "Mary jumps " * 200)  # read in several rows
+    _, said, _ = served.ask("/v1/classify", {"inputs": "jumps " * 200, "model": "classes"})
+    assert "does not fit into the 64 tokens" in said["error"]["message"]  # a foreign model does not say what it does
+
+
+def test_long_texts_are_read_and_pairs_offered_as_the_model_was_taught(models: dict[str, Path], tmp_path: Path) -> None:
+    """A model that was taught single texts in windows, and one that was taught pairs."""
+    import shutil
+
+    from remask.tasks.kinds import KINDS, StoredTask
+    from remask.tasks.settings import RowSettings, TableSettings
+
+    for name, second in (("single", None), ("pair", "more")):
+        folder = shutil.copytree(models["classes"], tmp_path / name)
+        rows = RowSettings(long_texts="windows" if name == "single" else "cut")
+        task = "pair" if second else "classify"
+        stored = StoredTask(task, KINDS["classify"], ("neg", "pos"), "accuracy", TableSettings(text2=second), rows)
+        (folder / "task.json").write_bytes(stored.to_json())
+    long = " ".join(["The quick fox jumps", *["the dog"] * 90])
+    with serving(tmp_path / "single", tmp_path / "pair") as server:
+        _, said, _ = server.ask("/v1/models")
+        offered = {model["id"]: model["tasks"] for model in said["models"]}
+        assert ("pairs" in offered["single"], "pairs" in offered["pair"]) == (False, True)
+        for name, inputs, how in (("single", long, "windows"), ("pair", {"text": "a dog", "text2": long}, "cut")):
+            text = inputs if isinstance(inputs, str) else tuple(inputs.values())
+            expected = remask.load(tmp_path / name).classify([text], long_texts=how)[0].scores
+            verb = "classify" if name == "single" else "pairs"
+            same(server.outputs(verb, inputs, model=name)[0]["scores"], expected)
+            status, said, _ = server.ask(f"/v1/{verb}", {"inputs": inputs, "model": name, "long_texts": "error"})
+            assert (status, said["error"]["code"]) == (422, "text_too_long"), said
 
 
 def test_other_methods_and_kinds_of_content_are_refused(served: Served) -> None:

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 import torch
 
-from remask.commands import finetune
 from remask.config import build_run
 from remask.exports.hf import export_hf
 from remask.progress import Progress
+from remask.tune.finetune import finetune
+from remask.tune.settings import FinetuneRun
+from remask.tune.single import prepare
 
 STEPS = 5
 WORDS = "the quick brown fox jumps over a lazy dog by the river Mary Shelley wrote it".split()  # noqa: SIM905
@@ -79,7 +81,7 @@ def write_task(task: str, path: Path) -> Path:
 
 def reference_inputs(setup: Any, batch: Any, tokenizer: Any) -> dict[str, torch.Tensor]:
     """A batch as transformers takes it."""
-    kind, labels = setup.problem.kind, torch.as_tensor(batch.labels)
+    kind, labels = setup.problem.kind.name, torch.as_tensor(batch.labels)
     if kind in ("classify", "regress"):
         texts = [list(setup.problem.train[i].texts) for i in batch.example_ids_B]
         columns = [list(column) for column in zip(*texts, strict=True)]
@@ -108,7 +110,7 @@ def reference_losses(folder: Path, setup: Any, rates: list[float], name: str) ->
         inputs = reference_inputs(setup, batch, tokenizer)
         out = model(**inputs)
         loss = out.loss
-        if setup.problem.kind == "spans":  # transformers lets padding take part; no answer is there
+        if setup.problem.kind.name == "spans":  # transformers lets padding take part; no answer is there
             padding = inputs["attention_mask"] == 0
             sides = ((out.start_logits, "start_positions"), (out.end_logits, "end_positions"))
             each = [torch.nn.functional.cross_entropy(x.masked_fill(padding, -1e9), inputs[key]) for x, key in sides]
@@ -136,11 +138,11 @@ def test_the_first_losses_are_those_of_transformers(
         **({"table.text2": "text2"} if task == "pair" else {}),
     }  # fmt: skip
     quiet = Progress(quiet=True)
-    run = build_run(finetune.FinetuneRun, options=options).run
-    setup = finetune.prepare(run, quiet)
+    run = build_run(FinetuneRun, options=options).run
+    setup = prepare(run, quiet)
     setup.keep(tmp_path / "start", setup.build(0))
     export_hf(tmp_path / "start", tmp_path / "hf")
-    finetune.main(run, tmp_path / "out", progress=quiet)
+    finetune(run, tmp_path / "out", progress=quiet)
     lines = [json.loads(line) for line in (tmp_path / "out/seed-0/metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "train/loss" in line]
     ours, rates = ([line[f"train/{key}"] for line in steps] for key in ("loss", "learning_rate"))

@@ -13,7 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "remask"
 
 BASE = {"errors", "config", "schema"}
-GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator", "streams", "tables"}
+GROUND = BASE | {"artifacts", "signals", "progress", "documents", "workers", "allocator", "visible"}
+GROUND |= {"streams", "tables"}
 ANSWERING = {"tokenizer", "data", "tasks", "model", "precision", "answer"}
 # package -> what it may import of remask, besides itself
 MAY_IMPORT = {
@@ -21,9 +22,10 @@ MAY_IMPORT = {
     "config": {"errors"},
     "schema": set(),
     "signals": {"errors"},
-    "progress": set(),
+    "visible": set(),
+    "progress": {"visible"},
     "artifacts": BASE,
-    "documents": BASE | {"artifacts"},
+    "documents": BASE | {"artifacts", "visible"},
     "workers": {"errors", "signals"},
     "allocator": set(),
     "streams": set(),
@@ -42,12 +44,13 @@ MAY_IMPORT = {
     "exports": GROUND | {"tokenizer", "model", "tasks"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
     "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer"},
-    "evaluation": GROUND | ANSWERING | {"objectives", "train", "reports", "exports", "tune"},
+    "evaluation": GROUND | ANSWERING | {"objectives", "train", "reports", "exports", "tune", "preparation"},
+    "preparation": GROUND | {"text", "tokenizer", "data"},
     "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "reports"},
-    "starter": GROUND | {"text", "pretraining", "tune", "exports", "answer", "reports"},
+    "starter": GROUND | {"text", "preparation", "pretraining", "tune", "exports", "answer", "reports"},
     "serve": GROUND | ANSWERING,
-    "studies": GROUND | ANSWERING | {"pretraining", "tune", "evaluation", "reports"},
-    "api": GROUND | ANSWERING | {"tune", "evaluation", "exports", "studies"},
+    "studies": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "reports"},
+    "api": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
 }
 
 

@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
-from remask.commands import finetune, prepare, pretrain
+from remask.commands import pretrain
 from remask.config import Switch, build_run, switches
 from remask.errors import DataError
+from remask.preparation import prepare
 from remask.progress import Progress
+from remask.tune.finetune import finetune
+from remask.tune.settings import FinetuneRun
 
 TINY: dict[str, Any] = {
     "model.num_layers": 2,
@@ -43,6 +46,7 @@ NEEDS: dict[str, dict[str, Any]] = {
         f"start.{name}": {"start.embeddings": "counted"}
         for name in ("std", "weights", "smoothing", "shift", "least_count", "flatten")
     },
+    "start.head_share": {"start.head": "direct"},
     **{f"start.neighbour_{name}": {"start.attention": "neighbours"} for name in ("share", "noise", "reach", "peak")},
 }
 # Only runs of hundreds of steps, or another machine, show these: their own tests turn them.
@@ -152,7 +156,7 @@ PREPARE_TOGETHER: dict[tuple[str, str], dict[str, Any]] = {
 
 def shards_of(settings: dict[str, Any], texts: Path, out: Path) -> Any:
     options = {**PREPARE, **settings, "text.sources": [{"name": "c", "paths": [str(texts)], "layout": None}]}
-    prepare.main(build_run(prepare.PrepareRun, options=options).run, out, progress=Progress(quiet=True))
+    prepare.prepare(build_run(prepare.PrepareRun, options=options).run, out, progress=Progress(quiet=True))
     files = json.loads((out / "manifest.json").read_text())["files"]
     return {name: facts["sha256"] for name, facts in files.items() if name != "drops.jsonl"}
 
@@ -196,6 +200,8 @@ FINETUNE: dict[str, Any] = {
 }
 FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "rows.stride": {"task": "squad1", "rows.max_length": 64, "rows.stride": 8},
+    "rows.overlap": {"rows.long_texts": "windows", "rows.max_length": 8},
+    "rows.max_windows": {"rows.long_texts": "windows", "rows.max_length": 8},
     "table.bad_rows": {"train_file": "bad.jsonl"},
     "pooling": {"pooling": "mean"},
     "loss.class_weights": {"train_file": "skewed.jsonl"},
@@ -203,7 +209,7 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "temperature": {"tasks": ["train.jsonl", "skewed.jsonl"]},
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
 }
-FINETUNE_SWITCHES = [one for one in switches(finetune.FinetuneRun) if not one.key.startswith("train.")]
+FINETUNE_SWITCHES = [one for one in switches(FinetuneRun) if not one.key.startswith("train.")]
 
 
 @pytest.fixture(scope="module")
@@ -249,9 +255,9 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
             ]
         }
     files["init"] = str(start / "model")
-    run = build_run(finetune.FinetuneRun, options={**FINETUNE, **settings, **files}).run
+    run = build_run(FinetuneRun, options={**FINETUNE, **settings, **files}).run
     try:
-        made = finetune.main(run, out, progress=Progress(quiet=True))
+        made = finetune(run, out, progress=Progress(quiet=True))
     except DataError as error:
         return str(error)
     if several:  # the best step may come before the tasks took different turns: the log knows

@@ -217,3 +217,24 @@ def test_lock_refuses_a_second_process_and_goes_with_the_first(tmp_path: Path) -
         assert second.returncode != 0
         assert "another remask" in second.stderr
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_work_goes_on_for_the_same_key_and_starts_over_for_another(tmp_path: Path) -> None:
+    assert not artifacts.begin(tmp_path, {"seed": 1}, ("parts",))
+    made = tmp_path / "parts" / "a"
+    made.write_text("made")
+    record = tmp_path / "a.json"
+    assert artifacts.finished(record) is None
+    artifacts.finish(record, {"documents": 3}, [made])
+    assert artifacts.begin(tmp_path, {"seed": 1}, ("parts",))
+    assert artifacts.finished(record) == {"documents": 3}
+    made.write_text("torn")
+    assert artifacts.finished(record) is None
+    assert artifacts.finished(record, verify=False) == {"documents": 3}
+    assert not artifacts.begin(tmp_path, {"seed": 2}, ("parts",))
+    assert not made.exists()
+    assert artifacts.finished(record) is None
+    record.write_text('{"fac')
+    assert artifacts.finished(record) is None
+    (tmp_path / "identity.json").write_text("{")
+    assert not artifacts.begin(tmp_path, {"seed": 2}, ("parts",))

@@ -41,4 +41,4 @@ def test_a_second_signal_ends_a_busy_process() -> None:
         time.sleep(0.2)
         assert child.poll() is None
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=20) == 75
+        assert child.wait(timeout=20) == -signal.SIGINT

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import remask
+from remask import signals
 from remask.answer.model import Model
-from remask.errors import DataError, MissingInputError, UnavailableError
+from remask.errors import DataError, MissingInputError, Stopped, UnavailableError
 from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import save_model
@@ -22,6 +23,7 @@ from remask.tasks.choices import Choices
 from remask.tasks.kinds import KINDS, StoredTask
 from remask.tasks.race import ChoiceQuestion
 from remask.tasks.settings import RowSettings, TableSettings
+from remask.tasks.tables import Example
 from remask.tokenizer import load_tokenizer
 
 SMALL: dict[str, Any] = {
@@ -433,3 +435,16 @@ def test_bf16_products_give_nearly_the_same(tmp_path: Path, bpe: Path) -> None:
     assert rough.fill_mask("The <mask> dog.", top=300)[0].score == pytest.approx(
         exact.fill_mask("The <mask> dog.", top=300)[0].score, rel=0.1
     )
+
+
+def test_a_signal_ends_the_answers_to_many_rows(tmp_path: Path, bpe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever scores or answers a file: evaluate, predict, an ensemble."""
+    make(tmp_path / "m", bpe, HeadSettings(num_classes=2))
+    model = remask.load(tmp_path / "m", batch_tokens=16)
+    rows = model.reader.encode([Example((text,), None, "f") for text in TEXTS])
+    assert len(model.outputs(rows)) == len(TEXTS)
+    monkeypatch.setattr(signals, "requested", lambda: True)
+    before = model.runner.num_batches
+    with pytest.raises(Stopped):
+        model.outputs(rows)
+    assert model.runner.num_batches == before + 1

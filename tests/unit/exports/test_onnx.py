@@ -242,7 +242,7 @@ def test_the_command_scores_before_and_after(tmp_path: Path, classifier: Path, q
 
 
 def test_a_masked_lm_is_scored_by_masked_words(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> None:
-    from remask.commands.export_scores import scorer
+    from remask.evaluation.export_scores import scorer
 
     model = make(tmp_path / "own", tiny_tokenizers["byte-bpe"], HeadSettings(masked_lm=True))
     (tmp_path / "texts.jsonl").write_text('{"text": "The quick brown fox"}\n{"text": "jumps over"}\n')

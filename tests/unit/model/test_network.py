@@ -172,6 +172,16 @@ def test_only_top_layers_learn(sharing: str, frozen_attention: int) -> None:
     assert len(frozen) == frozen_attention
 
 
+def test_more_top_layers_than_there_are_is_refused() -> None:
+    network = build_network(ModelSettings(**SMALL), HeadSettings(masked_lm=True), seed=1)
+    layers = network.settings.num_layers
+    with pytest.raises(ConfigError, match=rf"train.trainable_top_layers = 99: the network has {layers} layers"):
+        network.train_top_layers(99)
+    before = [p.requires_grad for p in network.parameters()]
+    assert len(network.learning_parameters(layers)) < len(network.learning_parameters(None)) == len(before)
+    assert all(before), "asking what would learn sets nothing to rest"
+
+
 def test_none_of_the_layers_learn() -> None:
     network = build_network(ModelSettings(**SMALL), HeadSettings(masked_lm=True), seed=1)
     network.train_top_layers(0)

@@ -49,7 +49,9 @@ def test_steps_are_finished_checkpoints(tmp_path: Path) -> None:
     [
         ("mine", ("mine", None)),
         ("mine@400", ("mine", 400)),
-        ("mine@0400", ("mine", 400)),
+        ("mine@0", ("mine", 0)),
+        ("mine@0400", None),
+        ("mine@060", None),
         ("mine@", None),
         ("mine@-1", None),
         ("mine@١", None),

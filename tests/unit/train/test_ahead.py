@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from remask.errors import DataError, UnavailableError
-from remask.train.ahead import Ahead
+from remask.train.loop import Ahead
 
 from .toy import ToyBatches
 
@@ -70,7 +70,7 @@ def test_a_thread_that_hangs_does_not_keep_the_process() -> None:
     code = """
 import threading
 from remask.errors import UnavailableError
-from remask.train.ahead import Ahead
+from remask.train.loop import Ahead
 
 class Never:
     def take(self, cursor):

@@ -102,13 +102,14 @@ class Machine(ToyObjective):
         return super().__call__(model, batch, step)
 
 
-def run_by_the_clock(folder: Path, machine: Machine, minutes: float = 4.0) -> tuple[Any, float]:
+def run_by_the_clock(folder: Path, machine: Machine, minutes: float = 4.0, **changes: Any) -> tuple[Any, float]:
     """The result, and the seconds that the machine worked."""
     started = machine.now
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("remask.train.budget.time", machine)
         patch.setattr("remask.train.training.time", machine)
-        return run(folder, objective=machine, steps=None, minutes=minutes, save_every=25), machine.now - started
+        result = run(folder, objective=machine, steps=None, minutes=minutes, save_every=25, **changes)
+        return result, machine.now - started
 
 
 def test_minutes_become_steps_that_are_stored(tmp_path: Path) -> None:
@@ -140,3 +141,10 @@ def test_a_killed_run_by_minutes_goes_on_by_the_plans_that_were_made(tmp_path: P
     parts, _ = run_by_the_clock(tmp_path / "parts", machine)
     assert lines(tmp_path / "whole") == lines(tmp_path / "parts")
     assert same(weights(whole), weights(parts))
+
+
+@pytest.mark.parametrize("spent_seconds", [0.0, 120.0])
+def test_making_the_model_is_part_of_the_minutes(tmp_path: Path, spent_seconds: float) -> None:
+    """Counting for the start takes seconds that are then no longer there for steps."""
+    _, seconds = run_by_the_clock(tmp_path, Machine(), spent_seconds=spent_seconds)
+    assert 0.9 * (240 - spent_seconds) <= seconds <= 1.1 * (240 - spent_seconds)

@@ -42,7 +42,7 @@ def settings(**changes: Any) -> TrainSettings:
 def run(
     folder: Path, *, model: Any = None, batches: Any = None, objective: Any = None, evaluate: Any = None, **changes: Any
 ) -> TrainResult:
-    allow = changes.pop("allow_change", ())
+    allow, spent_seconds = changes.pop("allow_change", ()), changes.pop("spent_seconds", 0.0)
     chosen = settings(**changes)
     job = Job(
         model=model or ToyModel(),
@@ -55,6 +55,7 @@ def run(
         evaluate=evaluate,
         seed=3,
         allow_change=allow,
+        spent_seconds=spent_seconds,
     )
     with signals.catch(), Training(job, Progress(stream=StringIO())) as training:
         return train(training)
@@ -245,6 +246,16 @@ def test_a_stop_during_the_probe_leaves_nothing_and_starts_afresh(
         run(tmp_path, steps=8, minutes=60.0, batches=StopAt(2))
     assert not list((tmp_path / "checkpoints").glob("step-*"))
     assert run(tmp_path, steps=8, minutes=60.0).step == 8
+
+
+def test_an_evaluation_may_end_the_training_and_is_met_again_after_a_kill(tmp_path: Path) -> None:
+    def enough(model: Any, step: int | None) -> Evaluation:
+        return Evaluation({"loss": 1.0}, is_enough=step == 20)
+
+    assert run(tmp_path, evaluate=enough).step == 20
+    assert max((tmp_path / "checkpoints").glob("step-*")).name == "step-000000010"  # from there it would go on
+    assert run(tmp_path, evaluate=enough).step == 20
+    assert [line["step"] for line in lines(tmp_path) if "eval/loss" in line] == [20]
 
 
 def test_an_evaluation_that_is_no_number_is_logged_saved_and_read_back(tmp_path: Path) -> None:
