@@ -1,25 +1,24 @@
 """The prepared text of a study, with the vocabularies that its rows need; and whether held-out text leaks.
 
-In: --corpus or --data. Out: a prepared folder for every variant that rows need, made by `python -m remask prepare` in
-OUT/data and kept for the next time. A leak is held-out text that stands in the training text, word for word.
+In: --corpus or --data. Out: a prepared folder for every variant that rows need, made in OUT/data and
+kept for the next time. A leak is held-out text that stands in the training text, word for word.
 Not here: how text is prepared.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from remask import artifacts
-from remask.config import fingerprint
-from remask.errors import ConfigError, GaveUpError, MissingInputError, Stopped
+from remask.config import build_values, fingerprint
+from remask.errors import ConfigError, MissingInputError
+from remask.preparation.prepare import prepare
+from remask.preparation.settings import PrepareRun
 from remask.progress import Progress
 from remask.studies.plan import PLAIN, Plan, Variant, data_fingerprint
 
@@ -56,16 +55,9 @@ def _prepared(plan: Plan, variant: Variant, out: Path, progress: Progress) -> Pa
     name = "vocabulary" if variant else "plain"
     folder = (out / "data" / f"{name}-{fingerprint(settings)[:10]}").absolute()
     if not (folder / artifacts.MANIFEST).is_file():
-        with artifacts.output_errors(folder):
-            folder.parent.mkdir(parents=True, exist_ok=True)
-        file = folder.with_name(f"{folder.name}.yaml")
-        artifacts.write_bytes(file, yaml.safe_dump(settings, sort_keys=False, allow_unicode=True).encode())
+        run = build_values(PrepareRun, settings, place=f"{plan.study.name}: tokenizer")
         progress.say(f"preparing {folder.name}")
-        done = subprocess.run([sys.executable, "-m", "remask", "prepare", str(file), "--out", str(folder), "-q"])
-        if done.returncode == Stopped.exit_code:
-            raise Stopped("stopped; run the same command again to go on")
-        if done.returncode != 0:
-            raise GaveUpError(f"{folder}: could not be prepared (exit code {done.returncode}; the reason stands above)")
+        prepare(run, folder, progress=progress)
     return folder
 
 
