@@ -12,7 +12,7 @@ import json
 import platform
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -129,7 +129,7 @@ class _Work:
             "tokens": made["tokens"],
             "flops": made["tokens"] * run.facts["flops_per_token"],
             "minutes": (times[-1] if times else made["seconds"]) / 60,
-            "curves": {name: run.curve(key, x="train/tokens") or run.curve(key) for key, name in _CURVES.items()},
+            "curves": {name: _by_tokens(run.curve(key), made) for key, name in _CURVES.items()},
         }
 
     # ---------------------------------------------------------------------------------------------- measuring
@@ -198,6 +198,11 @@ class _Work:
         problem = open_problem(TaskSource(task, run.table, folder=data), max_dev=run.max_dev)
         values = task_examples(Path(result["model"]), problem.dev, problem.metric)
         return Measured({task: values}, {"metric": problem.metric, "seconds": result["seconds"]}, tuple(problem.notes))
+
+
+def _by_tokens(curve: Sequence[tuple[float, float]], made: Mapping[str, Any]) -> list[tuple[float, float]]:
+    """(tokens read, value) of (step, value): rows whose steps differ in size share an axis."""
+    return [(round(step * made["tokens"] / max(1, made["step"])), value) for step, value in curve]
 
 
 def _keep_model(run_folder: Path) -> None:
