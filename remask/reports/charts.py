@@ -15,7 +15,7 @@ from remask.visible import as_html
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 74, 24, 14, 44
-NUM_COLOURS = 6
+NUM_COLOURS = 12
 
 
 @dataclass(frozen=True)

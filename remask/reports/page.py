@@ -18,10 +18,13 @@ from remask.visible import as_html
 
 STYLE = """
 :root{--ink:#1c2430;--soft:#5b6676;--paper:#fff;--card:#f5f7fa;--line:#dfe4ea;--accent:#2458c5;
---series-0:#2458c5;--series-1:#d9622b;--series-2:#2e8b57;--series-3:#8a4fbf;--series-4:#b08a00;--series-5:#0f8f9c;color-scheme:light}
+--series-0:#2458c5;--series-1:#d9622b;--series-2:#2e8b57;--series-3:#8a4fbf;--series-4:#b08a00;--series-5:#0f8f9c;
+--series-6:#c2185b;--series-7:#6d4c41;--series-8:#607d8b;--series-9:#689f38;--series-10:#3f51b5;--series-11:#e08e0b;
+color-scheme:light}
 @media(prefers-color-scheme:dark){:root{--ink:#e6eaf0;--soft:#9aa6b6;--paper:#12161d;--card:#1a2029;--line:#2d3642;
 --accent:#7ea6ff;--series-0:#7ea6ff;--series-1:#ff9b6a;--series-2:#6fcf97;--series-3:#c49bf0;--series-4:#e5c558;
---series-5:#5fd0dc;color-scheme:dark}}
+--series-5:#5fd0dc;--series-6:#f48fb1;--series-7:#bcaaa4;--series-8:#b0bec5;--series-9:#aed581;--series-10:#9fa8da;
+--series-11:#ffcc80;color-scheme:dark}}
 *{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);
 font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
 main{max-width:860px;margin:0 auto;padding:28px 20px 60px}h1{font-size:1.7rem;line-height:1.2;margin:0 0 4px}
@@ -39,6 +42,8 @@ figcaption{color:var(--soft);font-size:.88rem;margin-top:6px}.chart{width:100%;h
 .swatch{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
 .series-0{background:var(--series-0)}.series-1{background:var(--series-1)}.series-2{background:var(--series-2)}
 .series-3{background:var(--series-3)}.series-4{background:var(--series-4)}.series-5{background:var(--series-5)}
+.series-6{background:var(--series-6)}.series-7{background:var(--series-7)}.series-8{background:var(--series-8)}
+.series-9{background:var(--series-9)}.series-10{background:var(--series-10)}.series-11{background:var(--series-11)}
 .wide{overflow-x:auto}table{border-collapse:collapse;width:100%;font-size:.93rem}th,td{text-align:left;
 padding:6px 10px;border-bottom:1px solid var(--line);vertical-align:top}th{color:var(--soft);font-weight:600}
 td.number,th.number{text-align:right;font-variant-numeric:tabular-nums}
@@ -59,6 +64,7 @@ align-items:center;padding:3px 0}.dot-value{text-align:right;font-variant-numeri
 .badge{display:inline-block;border:1px solid var(--line);border-radius:9px;padding:0 7px;color:var(--soft);
 font-size:.76rem;white-space:nowrap}th button{all:unset;cursor:pointer;color:var(--soft);font-weight:600}
 th button:focus-visible{outline:2px solid var(--accent)}th[aria-sort] button{color:var(--accent)}
+table.sortable .number{white-space:nowrap}td.words{min-width:230px}
 ul.lines{padding-left:20px;margin:8px 0}ul.lines li{margin:5px 0}
 @media(max-width:640px){.chart text{font-size:20px}.chart .axis.y{display:none}
 main{padding:20px 14px 48px}.dot-row{grid-template-columns:1fr auto;gap:2px 10px}.dot-track,.dot-axis{grid-column:1/3;
@@ -76,6 +82,7 @@ const k=r=>{const v=r.cells[i].dataset.key;return v===''||isNaN(v)?v:+v};
 const by=(p,q)=>{const a=k(p),b=k(q);return (a==='')-(b==='')||(a>b?1:a<b?-1:0)*(up?1:-1)};
 [...t.rows].sort(by).forEach(r=>t.append(r))})"""
 
+_MANY_LETTERS = 40
 SERVED_AT = "127.0.0.1:8000"  # where `remask serve` answers unless told otherwise
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
@@ -108,9 +115,12 @@ class Page:
     def text(self, text: str) -> None:
         self._parts.append(f"<p>{as_html(text)}</p>")
 
-    def figure(self, svg: str, caption: str) -> None:
-        """`svg` comes from charts and is taken as it is."""
-        self._parts.append(f"<figure>{svg}<figcaption>{as_html(caption)}</figcaption></figure>")
+    def figure(self, svg: str, caption: str, folded: str = "") -> None:
+        """`svg` comes from charts and is taken as it is. `folded`: only this line shows until it is opened."""
+        figure = f"<figure>{svg}<figcaption>{as_html(caption)}</figcaption></figure>"
+        if folded:
+            figure = f"<details><summary>{as_html(folded)}</summary>{figure}</details>"
+        self._parts.append(figure)
 
     def lines(self, lines: Sequence[str]) -> None:
         self._parts.append("<ul class='lines'>" + "".join(f"<li>{as_html(line)}</li>" for line in lines) + "</ul>")
@@ -142,7 +152,9 @@ class Page:
         css = [" class='number'" if right else "" for right in numeric]
         head = "".join(f"<th{css[i]} scope='col'>{as_html(name)}</th>" for i, name in enumerate(headers))
         body = "".join(
-            "<tr>" + "".join(f"<td{css[i]}>{as_html(_cell(value))}</td>" for i, value in enumerate(row)) + "</tr>"
+            "<tr>"
+            + "".join(f"<td{css[i] or _wide(value)}>{as_html(_cell(value))}</td>" for i, value in enumerate(row))
+            + "</tr>"
             for row in rows
         )
         self._parts.append(
@@ -171,6 +183,11 @@ class Page:
             f"<title>{as_html(self._title)}</title><style>{STYLE}</style></head>"
             f"<body><main>{''.join(self._parts)}</main>{script}</body></html>\n"
         )
+
+
+def _wide(value: Any) -> str:
+    """Words in a table on a phone would otherwise stand one below the other."""
+    return " class='words'" if isinstance(value, str) and len(value) > _MANY_LETTERS else ""
 
 
 def _right(column: int) -> str:

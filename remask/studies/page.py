@@ -28,7 +28,7 @@ def study_page(values: Mapping[str, Any]) -> str:
         page.text(values["about"])
     rows = [row for row in values["rows"] if not row["note"]]
     notes = [row for row in values["rows"] if row["note"]]
-    _picture(page, values, rows)
+    _dots(page, values, rows)
     page.heading("What came out")
     page.lines(values["findings"] or ["Nothing can be said yet: no two rows have two sound runs each."])
     _table(page, values, rows)
@@ -63,10 +63,6 @@ def _shown(value: float | None) -> str:
 
 
 # -------------------------------------------------------------------------------------------------- the pictures
-
-
-def _picture(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
-    _dots(page, values, rows)
 
 
 def _dots(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
@@ -106,7 +102,8 @@ def _differences(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> 
         drawn = [_difference_row(row, row["verdicts"][metric]) for row in rows if metric in row["verdicts"]]
         if drawn:
             caption = f"{_title(values, metric)} ({_arrow(values, metric)}): difference with its 95 % interval."
-            page.figure(dot_chart(drawn, label=f"differences in {_title(values, metric)}", rule=0.0), caption)
+            folded = "" if metric == values["decide"]["metric"] else f"by {_title(values, metric)}"
+            page.figure(dot_chart(drawn, label=f"differences in {_title(values, metric)}", rule=0.0), caption, folded)
 
 
 def _difference_row(row: Row, said: Mapping[str, Any]) -> DotRow:

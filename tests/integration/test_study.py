@@ -54,7 +54,9 @@ def test_a_study_killed_in_the_middle_goes_on(tiny_prepared: Path, tmp_path: Pat
     kept = results(out)
     assert 1 <= len(kept) < 6
 
-    while (done := subprocess.run(command(file, tiny_prepared, out, "--json"), env=env, capture_output=True)).returncode:
+    while (
+        done := subprocess.run(command(file, tiny_prepared, out, "--json"), env=env, capture_output=True)
+    ).returncode:
         # The cell of the killed one may still be ending; then it has its folder for a moment.
         assert b"another remask is running" in done.stderr or b"crashed" in done.stderr, done.stderr.decode()
         time.sleep(0.5)
