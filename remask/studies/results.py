@@ -110,6 +110,7 @@ class _Table:
             "label": label,
             "about": row.about,
             "note": row.note,
+            "decide": row.decide or study.decide.metric,
             "against": reference,
             "seeds": sound,
             "broken": {str(seed): faults for seed in self.seeds() if (faults := self.faults(label, seed))},
@@ -193,13 +194,13 @@ def _rank_by_paper(study: StudyRun, rows: Sequence[dict[str, Any]]) -> None:
     for row in rows:
         row["paper_rank"] = order.index(row["paper"][by]) + 1 if by in row["paper"] else None
         row["beside_paper"] = _beside_paper(study, row, rows)
-        row["beside_expected"] = _beside_expected(study, row)
+        row["beside_expected"] = _beside_expected(row)
 
 
 def _beside_paper(study: StudyRun, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Whether the paper's difference is seen here too, said plainly."""
     by, reference = study.paper.by, next((r for r in rows if r["label"] == row["against"]), None)
-    ours = row["verdicts"].get(study.decide.metric)
+    ours = row["verdicts"].get(row["decide"])
     if reference is None or ours is None or by not in row["paper"] or by not in reference["paper"]:
         return ""
     change = row["paper"][by] - reference["paper"][by]
@@ -215,8 +216,8 @@ def _beside_paper(study: StudyRun, row: Mapping[str, Any], rows: Sequence[Mappin
     return f"disagrees: {figures}, {ours['word']} here"
 
 
-def _beside_expected(study: StudyRun, row: Mapping[str, Any]) -> str:
-    ours = row["verdicts"].get(study.decide.metric)
+def _beside_expected(row: Mapping[str, Any]) -> str:
+    ours = row["verdicts"].get(row["decide"])
     if row["expected"] is None:
         return ""
     if ours is None:
@@ -230,9 +231,9 @@ def _beside_expected(study: StudyRun, row: Mapping[str, Any]) -> str:
 def _findings(study: StudyRun, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A line for every row: the verdict of the metric that decides, beside the paper and what was expected."""
     lines = []
-    metric = TITLES.get(study.decide.metric, study.decide.metric)
     for row in rows:
-        said = row["verdicts"].get(study.decide.metric)
+        metric = TITLES.get(row["decide"], row["decide"])
+        said = row["verdicts"].get(row["decide"])
         if row["broken"]:
             lines.append(f"{row['label']}: {len(row['broken'])} of {study.seeds} runs are no results")
         if said is None:

@@ -51,6 +51,7 @@ class StudyRow(Config):
     start_from: str | None = setting(None, "the row whose model, of the same seed, the training goes on from")
     model_of: str | None = setting(None, "the row whose model is taken as it is: only fine-tuning differs")
     against: str | None = setting(None, "the row that it is compared with; null: the study's reference")
+    decide: str | None = setting(None, "the metric that decides on this row; null: the study's")
     note: bool = setting(False, "stands below the table, and takes no part in its verdicts")
     about: str = setting("", "a line that says what it is")
     paper: dict[str, float] = setting({}, "the paper's figures")
@@ -109,8 +110,10 @@ class StudyRun(Config):
                 known = ", ".join([*MEASURES, *TASKS])
                 raise ValueError(f"evaluations: {evaluation!r} is not one of {known}")
         measured = [metric for evaluation in self.evaluations for metric in metrics_of(evaluation)]
-        if self.decide.metric not in measured:
-            raise ValueError(f"decide.metric: {self.decide.metric!r} is not one of {', '.join(measured)}")
+        deciding = {f"rows.{label}.decide": row.decide for label, row in self.rows.items() if row.decide}
+        for key, metric in {"decide.metric": self.decide.metric, **deciding}.items():
+            if metric not in measured:
+                raise ValueError(f"{key}: {metric!r} is not one of {', '.join(measured)}")
         pointers = {"reference": self.reference, **{f"expect.{label}": label for label in self.expect}}
         for label, row in self.rows.items():
             for key in ("start_from", "model_of", "against"):

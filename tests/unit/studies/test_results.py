@@ -24,7 +24,8 @@ def a_study(higher: bool = True) -> StudyRun:
 
 def a_row(word: str, paper: float, expected: str | None = None) -> dict[str, Any]:
     verdicts = {"bits_per_byte": {"word": word}}
-    return {"label": "b", "against": "a", "paper": {"score": paper}, "verdicts": verdicts, "expected": expected}
+    known = {"label": "b", "against": "a", "decide": "bits_per_byte", "paper": {"score": paper}}
+    return {**known, "verdicts": verdicts, "expected": expected}
 
 
 @pytest.mark.parametrize(
@@ -43,11 +44,10 @@ def test_disagreements_with_the_paper_are_said_plainly(word: str, paper: float, 
 
 
 def test_expectations_stand_beside_what_came_out() -> None:
-    study = a_study()
-    assert _beside_expected(study, a_row("worse", 1.0, "worse")) == "expected worse, as it came out"
-    assert _beside_expected(study, a_row("no difference seen", 1.0, "same")) == "expected same, as it came out"
-    assert _beside_expected(study, a_row("better", 1.0, "same")) == "expected same, came out: better"
-    assert _beside_expected(study, a_row("better", 1.0)) == ""
+    assert _beside_expected(a_row("worse", 1.0, "worse")) == "expected worse, as it came out"
+    assert _beside_expected(a_row("no difference seen", 1.0, "same")) == "expected same, as it came out"
+    assert _beside_expected(a_row("better", 1.0, "same")) == "expected same, came out: better"
+    assert _beside_expected(a_row("better", 1.0)) == ""
 
 
 @pytest.mark.parametrize("copied", [0.0, 0.5])
