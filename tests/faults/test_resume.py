@@ -165,9 +165,9 @@ main()
 
 
 def _num_examples(prepared: Path, run_file: Path) -> int:
-    from remask.commands.pretrain import PretrainRun
     from remask.config import build_run
     from remask.data.batches import open_batches
+    from remask.pretraining.settings import PretrainRun
     from remask.tokenizer import load_tokenizer
 
     run = build_run(PretrainRun, run_file).run
