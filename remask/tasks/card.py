@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from remask.tasks.metrics import shown_names
+
 CARD_JSON = "card.json"
 _RECIPE = (
     "epochs",
@@ -40,7 +42,8 @@ def task_card(values: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, An
     data |= {f"left out, {reason}": count for reason, count in facts.get("dropped", {}).items()}
     data |= {f"class {name}": f"{count:,} examples" for name, count in facts.get("classes", {}).items()}
     metrics = {}
-    for name, spread in values["spread"].items():
+    for name in shown_names(values["spread"], values["metric"]):
+        spread = values["spread"][name]
         over = f" ({spread['low']:.4f} to {spread['high']:.4f})" if seeds["count"] > 1 else ""
         metrics[name] = f"{spread['median']:.4f}{over}"
     training = {name: run["train"][name] for name in _RECIPE if run.get("train", {}).get(name) is not None}

@@ -60,3 +60,12 @@ def test_what_a_task_does_not_have_is_not_said() -> None:
     card = task_card(values, RUN)
     assert len(card["limits"]) == 1
     assert card["training"]["start"] == "random weights of the form of small"
+
+
+def test_one_number_stands_under_one_name() -> None:
+    three = {"median": 0.5, "low": 0.4, "high": 0.6}
+    twins = {"accuracy": {**three, "median": 0.7}, "f1": three, "macro_f1": dict(three)}
+    assert list(task_card(VALUES | {"spread": twins}, RUN)["metrics"]) == ["accuracy", "macro_f1"]
+    assert list(task_card(VALUES | {"spread": twins, "metric": "f1"}, RUN)["metrics"]) == ["accuracy", "f1"]
+    two_classes = twins | {"f1": {**three, "median": 0.8}}
+    assert list(task_card(VALUES | {"spread": two_classes}, RUN)["metrics"]) == ["accuracy", "f1", "macro_f1"]
