@@ -39,6 +39,7 @@ VERBS = {
     "encode": "Token ids and last hidden states of every text of a file.",
     "serve": "An HTTP server and a page for one or several models.",
     "describe": "Parameters by part, FLOPs, memory and time of a model or run file.",
+    "runs": "The run files that come with remask, to be given by name.",
     "switches": "Every design decision that can be turned, its values and its effect.",
     "doctor": "What this machine can do, and what to do about what it cannot.",
 }

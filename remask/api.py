@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from remask.config import Config, build_run, find_run
+from remask.config import Config, build_run, find_run, is_run
 from remask.errors import UsageError
 from remask.progress import Progress
 
@@ -34,12 +34,13 @@ RunT = TypeVar("RunT", bound=Config)
 
 def _run(
     model: type[RunT],
+    verb: str | None,
     run: RunT | StrPath | None,
     keywords: Mapping[str, Any],
     settings: Settings | None,
     assignments: Sequence[str] = (),
 ) -> RunT:
-    """The frozen run: as given, or from a run file with keywords and settings over it."""
+    """The frozen run: as given, or from a run file (for `verb` also by name) with keywords and settings over it."""
     given = {key: _plain(value) for key, value in keywords.items() if value is not None}
     if isinstance(run, Config):
         if given or settings or assignments:
@@ -47,7 +48,7 @@ def _run(
                 f"{', '.join([*given, *(settings or {}), *assignments])}: a finished run is given, which has its own"
             )
         return run
-    file = None if run is None else Path(run)
+    file = None if run is None else Path(run) if verb is None else find_run(verb, run)
     both = given | {key: _plain(value) for key, value in (settings or {}).items()}
     return build_run(model, file, assignments, both).run
 
@@ -89,11 +90,11 @@ def prepare(
     }  # fmt: skip
     if run is not None and not isinstance(run, Config):
         texts = [run] if isinstance(run, (str, os.PathLike)) else list(run)
-        if len(texts) != 1 or not os.fspath(texts[0]).endswith((".yaml", ".yml")):
+        if len(texts) != 1 or not is_run("prepare", texts[0]):
             keywords["text.sources"], run = [{"name": "corpus", "paths": _plain(texts)}], None
         else:
-            run = texts[0]
-    built = _run(PrepareRun, run, keywords, settings)
+            run = find_run("prepare", texts[0])
+    built = _run(PrepareRun, "prepare", run, keywords, settings)
     return make(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
@@ -124,10 +125,8 @@ def pretrain(
     from remask.pretraining.run import pretrain as train
     from remask.pretraining.settings import PretrainRun, budget_alone
 
-    if run is not None and not isinstance(run, Config):
-        run = find_run("pretrain", run)
     keywords = {"prepared": data, "init_from": init_from}
-    built = _run(PretrainRun, run, keywords, settings, budget_alone(minutes, steps))
+    built = _run(PretrainRun, "pretrain", run, keywords, settings, budget_alone(minutes, steps))
     return train(built, Path(out), progress=progress or Progress(), allow_change=allow_change, dry_run=dry_run)
 
 
@@ -173,7 +172,7 @@ def finetune(
         "table.text2": text2, "table.label": label, "seeds": seeds, "train.epochs": epochs, "learn": learn,
     }  # fmt: skip
     recipe = recipe_of(task) if run is None else ()
-    built = _run(FinetuneRun, run, keywords, settings, recipe)
+    built = _run(FinetuneRun, "finetune", run, keywords, settings, recipe)
     return tune(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
@@ -208,7 +207,7 @@ def search(
     }  # fmt: skip
     # What a search varies is not taken from a named task's recipe: a value that is given is not searched.
     recipe = recipe_of(task, [".".join(place) for place in TUNED.values()]) if run is None else ()
-    built = _run(SearchRun, run, keywords, settings, recipe)
+    built = _run(SearchRun, "search", run, keywords, settings, recipe)
     return find(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
@@ -236,7 +235,7 @@ def evaluate(
     from remask.evaluation.settings import EvaluateRun
 
     keywords = {"model": model, "tasks": tasks, "data": data, "test": test, "seeds": seeds, "minutes": minutes}
-    built = _run(EvaluateRun, run, keywords, settings)
+    built = _run(EvaluateRun, "evaluate", run, keywords, settings)
     return score(built, None if out is None else Path(out), progress=progress or Progress())
 
 
@@ -263,7 +262,7 @@ def predict(
     from remask.answer.predict import main as answer
 
     keywords = {"model": model, "file": file, "text": text, "text2": text2, "scores": scores}
-    return answer(_run(PredictRun, run, keywords, settings), Path(out), progress=progress or Progress())
+    return answer(_run(PredictRun, None, run, keywords, settings), Path(out), progress=progress or Progress())
 
 
 def encode(
@@ -284,7 +283,7 @@ def encode(
     from remask.answer.encode import main as write
 
     keywords = {"model": model, "file": file, "pooled": pooled}
-    return write(_run(EncodeRun, run, keywords, settings), Path(out), progress=progress or Progress())
+    return write(_run(EncodeRun, None, run, keywords, settings), Path(out), progress=progress or Progress())
 
 
 def export(
@@ -303,7 +302,7 @@ def export(
     from remask.exports.export import export as write
     from remask.exports.settings import ExportRun
 
-    built = _run(ExportRun, run, {"model": model, "to": to, "embedding": embedding}, settings)
+    built = _run(ExportRun, None, run, {"model": model, "to": to, "embedding": embedding}, settings)
     measure = None
     if built.eval_file is not None:
         from remask.evaluation.export_scores import scorer

@@ -182,15 +182,37 @@ def find_base(name: str, beside: Path | None = None) -> Path:
     return folder / f"{name}.yaml"
 
 
+# verb -> the folders of runs/ with its run files. Where a name is in two of them, the first has it.
+NAMED_RUNS = {
+    "prepare": ("prepare",),
+    "pretrain": ("pretrain", "bases", "ablations"),
+    "finetune": ("finetune",),
+    "search": ("search",),
+    "evaluate": ("evaluate",),
+}
+
+
+def named_runs(verb: str) -> dict[str, Path]:
+    """The run files that come with remask for a verb, by name."""
+    known: dict[str, Path] = {}
+    for folder in NAMED_RUNS[verb]:
+        for file in sorted((runs_folder() / folder).glob("*.yaml")):
+            known.setdefault(file.stem, file)
+    return known
+
+
+def is_run(verb: str, word: str | os.PathLike[str]) -> bool:
+    """Whether a word means a run file: a YAML file, or a name of named_runs that no file or folder here has."""
+    return Path(word).suffix in (".yaml", ".yml") or (os.fspath(word) in named_runs(verb) and not Path(word).exists())
+
+
 def find_run(verb: str, word: str | os.PathLike[str]) -> Path:
-    """A run file by its path, or by its name: a file of runs/VERB, or for pretrain also an ablation or a base."""
-    path, name = Path(word), os.fspath(word)
+    """A run file by its path or its name."""
+    path, name, known = Path(word), os.fspath(word), named_runs(verb)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
-    folders = [runs_folder() / folder for folder in (verb, *(["ablations", "bases"] if verb == "pretrain" else []))]
-    known = {file.stem: file for folder in reversed(folders) for file in sorted(folder.glob("*.yaml"))}
     if name not in known:
-        names = ", ".join(known) or "none"
+        names = ", ".join(known)
         raise ConfigError(f"{name!r} is neither a run file nor one of {names}{_nearest(name, list(known))}")
     return known[name]
 
@@ -322,7 +344,8 @@ def _explain(model: type[Config], problem: dict[str, Any], sources: Sequence[_So
     if problem["type"] == "extra_forbidden":
         owner = _owner(model, path)
         known = sorted(owner.model_fields) if owner else []
-        return f"{place}: unknown key {key}{_nearest(str(path[-1]), known) or ' (known: ' + ', '.join(known) + ')'}"
+        near = _named_so(model, str(path[-1])) or _nearest(str(path[-1]), known)
+        return f"{place}: unknown key {key}{near or ' (known: ' + ', '.join(known) + ')'}"
     if problem["type"] == "missing":
         return f"{place}: {key} is needed"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
@@ -359,6 +382,26 @@ def _owner(model: type[Config], path: Sequence[str | int]) -> type[Config] | Non
 def _nearest(word: str, known: Sequence[str]) -> str:
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {match[0]}?" if match else ""
+
+
+# What people type -> the name of the setting.
+_SHORT_NAMES = {"lr": "learning_rate", "wd": "weight_decay", "bs": "num_rows", "batch_size": "num_rows"}
+
+
+def _named_so(model: type[Config], word: str) -> str:
+    """The settings of this name anywhere in the run: `learning_rate` and `lr` are train.learning_rate."""
+    keys = [key for key in _keys(model) if key.rpartition(".")[2] == _SHORT_NAMES.get(word, word)]
+    return f"; did you mean {' or '.join(keys)}?" if 0 < len(keys) <= 3 else ""
+
+
+def _keys(model: type[Config], prefix: str = "") -> Iterator[str]:
+    """The dotted name of every setting that is not a part of its own."""
+    for name, field in model.model_fields.items():
+        part = _config_type(field.annotation)
+        if part is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from _keys(part, f"{prefix}{name}.")
 
 
 def _short(value: Any) -> str:

@@ -11,13 +11,13 @@ import click
 
 from remask import api
 from remask.commands import Common, common_options
-from remask.config import parse_assignment
+from remask.config import find_run, is_run, parse_assignment
 from remask.errors import UsageError
 from remask.preparation.settings import PrepareRun
 
 
 @click.command(short_help="Raw files -> documents, a vocabulary and token shards.")
-@click.argument("paths", nargs=-1, metavar="RUN.yaml | PATH…")
+@click.argument("paths", nargs=-1, metavar="RUN.yaml | NAME | PATH…")
 @click.option("--out", type=click.Path(path_type=Path), required=True, help="The folder to make.")
 @click.option("--vocab-size", type=int, help="Train a vocabulary of this many entries.")
 @click.option("--tokenizer", "existing", type=click.Path(), help="Use this vocabulary: a folder or file.")
@@ -33,8 +33,11 @@ def command(
     engine: str | None,
     common: Common,
 ) -> None:
-    """Prepare RUN.yaml, or the files, folders and globs PATH… (also - for stdin, hf:NAME, pydocs:), into --out."""
-    file = Path(paths[0]) if len(paths) == 1 and paths[0].endswith((".yaml", ".yml")) else None
+    """Prepare RUN.yaml, or the files, folders and globs PATH… (also - for stdin, hf:NAME, pydocs:), into --out.
+
+    NAME is one of the run files that come with remask: remask runs prepare
+    """
+    file = find_run("prepare", paths[0]) if len(paths) == 1 and is_run("prepare", paths[0]) else None
     if vocab_size is not None and existing is not None:
         raise UsageError("--vocab-size trains a vocabulary and --tokenizer brings one: give one of them")
     sources, common = (None, common) if file or not paths else _named(paths, common)

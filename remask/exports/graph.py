@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from remask.errors import ConfigError, UnavailableError
+from remask.errors import ConfigError, UnavailableError, install_command
 from remask.model.attention import Sight
 from remask.model.encoder import Encoder, Rows, View
 from remask.model.network import Network
@@ -42,7 +42,7 @@ def need(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UnavailableError(f'{name} is not installed: pip install "remask[onnx]"') from error
+        raise UnavailableError(f"{name} is not installed: {install_command('onnx')}") from error
 
 
 # ------------------------------------------------------------------------------------- the network as it is traced

@@ -24,7 +24,7 @@ from remask.config import differences, dump
 from remask.data.shards import ShardTask, first_pieces, forget, is_made, make_shard, read_facts, read_histogram
 from remask.data.tokens import SPLITS, STAGE
 from remask.documents import Documents, read_documents
-from remask.errors import ConfigError, DataError, OutputError, RemaskError
+from remask.errors import ConfigError, DataError, OutputError, RemaskError, install_command
 from remask.preparation.settings import PrepareRun
 from remask.progress import Progress
 from remask.text.build import build_documents, changed_sources, text_config
@@ -284,7 +284,7 @@ def _agrees_on_sample(
     try:
         import gigatoken  # noqa: F401
     except ImportError:
-        progress.detail("gigatoken is not installed; pip install 'remask[fast]' makes this step faster")
+        progress.detail(f"gigatoken is not installed; it makes this step faster: {install_command('fast')}")
         return False
     try:
         agrees_here = same(_sample(portions, run.tokenizer.newlines, CHECK_BYTES))

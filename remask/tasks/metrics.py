@@ -186,6 +186,13 @@ def certainty(name: str, spread: Mapping[str, Any], count: int) -> str:
     return f"{low:.4f} to {high:.4f} (95 %)"
 
 
+def shown_names(values: Mapping[str, Any], chosen: str) -> list[str]:
+    """The metrics to print. With more than two classes f1 and macro_f1 are one number: one of them, `chosen` first."""
+    twins = "macro_f1" in values and values.get("f1") == values["macro_f1"]
+    left_out = ("macro_f1" if chosen == "f1" else "f1") if twins else ""
+    return [name for name in values if name != left_out]
+
+
 # ---------------------------------------------------------------------------------------------- several seeds
 
 

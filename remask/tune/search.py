@@ -20,7 +20,7 @@ import yaml
 from remask import artifacts
 from remask.config import dump, to_yaml
 from remask.data.order import key_of
-from remask.errors import GaveUpError, UnavailableError, UsageError
+from remask.errors import GaveUpError, UnavailableError, UsageError, install_command
 from remask.progress import Progress
 from remask.tune.finetune import finetune
 from remask.tune.part import drop_weights, open_start
@@ -65,7 +65,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UnavailableError('search needs optuna: pip install "remask[search]"') from None
+        raise UnavailableError(f"search needs optuna: {install_command('search')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

@@ -20,11 +20,11 @@ from remask import artifacts
 from remask.artifacts import open_artifact
 from remask.commands.inspect import InspectRun, rows_of, show_batch
 from remask.commands.inspect import main as inspect
-from remask.commands.pretrain import PretrainRun
 from remask.config import build_run
 from remask.data.batches import open_batches
 from remask.data.tokens import Tokens
 from remask.documents import read_documents
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.tokenizer import load_tokenizer
 from remask.train.budget import planned_steps

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from remask.commands import pretrain
 from remask.config import Switch, build_run, switches
 from remask.errors import DataError
 from remask.preparation import prepare
+from remask.pretraining.run import pretrain
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.tune.finetune import finetune
 from remask.tune.settings import FinetuneRun
@@ -63,8 +64,8 @@ def result_of(settings: dict[str, Any], prepared: Path, out: Path) -> dict[str, 
     """The weights after a few steps, by name."""
     from safetensors.numpy import load_file
 
-    run = build_run(pretrain.PretrainRun, options={**TINY, **settings, "prepared": str(prepared)}).run
-    made = pretrain.main(run, out, progress=Progress(quiet=True))
+    run = build_run(PretrainRun, options={**TINY, **settings, "prepared": str(prepared)}).run
+    made = pretrain(run, out, progress=Progress(quiet=True))
     return load_file(Path(made["checkpoint"]) / "model.safetensors")
 
 
@@ -72,7 +73,7 @@ def parts(prefix: str, model: type) -> list[Switch]:
     return [one for one in switches(model) if one.key.startswith(prefix) and one.key not in ELSEWHERE]
 
 
-TURNED = [one for prefix in ("start.", "train.", "objective.") for one in parts(prefix, pretrain.PretrainRun)]
+TURNED = [one for prefix in ("start.", "train.", "objective.") for one in parts(prefix, PretrainRun)]
 
 
 @pytest.mark.filterwarnings("default")

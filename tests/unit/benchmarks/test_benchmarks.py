@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from remask.commands.pretrain import PretrainRun
 from remask.config import build_run
+from remask.pretraining.settings import PretrainRun
 
 FOLDER = Path(__file__).resolve().parents[3] / "benchmarks"
 

@@ -212,7 +212,7 @@ def test_a_missing_library_is_said_before_the_first_step(tmp_path: Path, monkeyp
 
 
 def test_none_imports_none_and_the_command_line_names_them(tmp_path: Path) -> None:
-    from remask.commands.pretrain import PretrainRun
+    from remask.pretraining.settings import PretrainRun
 
     before = set(sys.modules)
     run(tmp_path)
