@@ -334,7 +334,7 @@ def study(
     (prepared); `tasks`: the folder with the tasks' files. `dry_run`: only how long it will take here. The same call
     goes on after a stop, and finished runs are never done again.
 
-    >>> remask.reports(name="table1", data="prepared", tasks="tasks", scale="tiny", out="study")   # doctest: +SKIP
+    >>> remask.study(name="table1", data="prepared", tasks="tasks", scale="tiny", out="study")   # doctest: +SKIP
     """
     from remask.studies.runner import estimate
     from remask.studies.runner import study as do
@@ -344,7 +344,7 @@ def study(
         raise UsageError("name or run: which study? Give one of them")
     file = run if name is None else definition_file(name)
     keywords = {"corpus": corpus, "prepared": data, "tasks": tasks, "scale": scale, "seeds": seeds}
-    built = _run(StudyRun, file, keywords, settings)
+    built = _run(StudyRun, None, file, keywords, settings)
     if not built.name:
         assert isinstance(file, (str, os.PathLike))
         built = built.model_copy(update={"name": Path(file).stem})

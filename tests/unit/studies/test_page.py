@@ -82,7 +82,8 @@ def test_on_a_phone_it_is_readable_and_sorts(html: str, tmp_path: Path) -> None:
         heights = page.evaluate(
             "[...document.querySelectorAll('.chart text, .dots *')].filter(e => e.textContent.trim()"
             " && !e.children.length && getComputedStyle(e).display !== 'none')"
-            ".map(e => parseFloat(getComputedStyle(e).fontSize) * (e.closest('svg') ? e.closest('svg').getBoundingClientRect().width / 640 : 1))"
+            ".map(e => parseFloat(getComputedStyle(e).fontSize)"
+            " * (e.closest('svg') ? e.closest('svg').getBoundingClientRect().width / 640 : 1))"
         )
         assert min(heights) >= 9.5, "text of charts does not shrink away"
         page.locator("th button", has_text="bits per byte").click()
