@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import remask
 from remask.__main__ import cli
-from remask.errors import ConfigError, DataError, OutputError, UnavailableError, UsageError
+from remask.errors import ConfigError, DataError, OutputError, UnavailableError
 from remask.exports import graph, verify
 from remask.exports import onnx as onnx_folder
 from remask.exports.card import snippet
@@ -237,8 +237,8 @@ def test_the_command_scores_before_and_after(tmp_path: Path, classifier: Path, q
     scores = json.loads(done.stdout)["scores"]
     assert (scores["examples"], scores["metric"], scores["set"]) == (6, "accuracy", "dev.csv")
     assert scores["before"]["accuracy"] == 0.5  # every text is there with both labels
-    assert isinstance(invoke("--to", "onnx", "--eval", "x").exception, UsageError)
-    assert isinstance(invoke("--to", "int8", "--eval", "x", "--embedding").exception, UsageError)
+    assert isinstance(invoke("--to", "onnx", "--eval", "x").exception, ConfigError)
+    assert isinstance(invoke("--to", "int8", "--eval", "x", "--embedding").exception, ConfigError)
 
 
 def test_a_masked_lm_is_scored_by_masked_words(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> None:
