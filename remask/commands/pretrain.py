@@ -9,7 +9,7 @@ import click
 
 from remask import api
 from remask.commands import Common, common_options, is_first_rank
-from remask.config import Built, find_run
+from remask.config import Built, find_run, runs_folder
 from remask.pretraining.settings import PretrainRun, budget_alone
 
 
@@ -36,9 +36,12 @@ def command(
     """
     common = common.of_rank()
     common = dataclasses.replace(common, assignments=(*common.assignments, *budget_alone(minutes, steps)))
+    file = find_run("pretrain", run_file)
+    is_base = file.parent == runs_folder() / "bases"  # then what differs from it is shown, not from the defaults
     built: Built[PretrainRun] = common.build(
         PretrainRun,
-        find_run("pretrain", run_file),
+        None if is_base else file,
+        base=file.stem if is_base else None,
         prepared=None if data is None else str(data),
         init_from=None if init_from is None else str(init_from),
     )
