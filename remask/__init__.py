@@ -1,8 +1,8 @@
 """remask: RoBERTa as a tool.
 
 `remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `finetune`, `search`, `evaluate`, `predict`,
-`encode` and `export` do what the verbs of the command line do (`remask --help`, docs/python.md). Nothing heavy is
-imported here: torch comes with the first thing that needs it.
+`encode`, `export` and `study` do what the verbs of the command line do (`remask --help`, docs/python.md). Nothing
+heavy is imported here: torch comes with the first thing that needs it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ from remask.progress import Progress
 
 if TYPE_CHECKING:
     from remask.answer.model import load
-    from remask.api import encode, evaluate, export, finetune, predict, prepare, pretrain, search
+    from remask.api import encode, evaluate, export, finetune, predict, prepare, pretrain, search, study
 
 __all__ = [
     "Progress",
@@ -26,6 +26,7 @@ __all__ = [
     "prepare",
     "pretrain",
     "search",
+    "study",
 ]
 __version__ = "0.1.0"
 

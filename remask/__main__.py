@@ -30,6 +30,7 @@ VERBS = {
     "search": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
     "evaluate": "Score a model on tasks (without a head it is fine-tuned first) or a labelled file.",
     "predict": "What a fine-tuned model says about every row of a file.",
+    "study": "The papers' tables, or your own, at your scale: which decision matters, with intervals.",
     "compare": "Training runs side by side: last values, curves, what differs.",
     "report": "One HTML page about a training run.",
     "import": "A Hugging Face folder -> a model of remask, every weight checked.",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from remask.exports.settings import ExportRun
     from remask.preparation.settings import PrepareRun
     from remask.pretraining.settings import PretrainRun
+    from remask.studies.settings import StudyRun
     from remask.tune.settings import FinetuneRun, SearchRun
 
 StrPath = str | os.PathLike[str]
@@ -308,3 +309,44 @@ def export(
 
         measure = scorer(built.model, built.eval_file, built.columns())
     return write(built, Path(out), measure)
+
+
+# --------------------------------------------------------------------------------------------------- studies
+
+
+def study(
+    run: StudyRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    name: str | None = None,
+    corpus: Sequence[StrPath] | None = None,
+    data: StrPath | None = None,
+    tasks: StrPath | None = None,
+    scale: str | None = None,
+    seeds: int | None = None,
+    settings: Settings | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train, fine-tune and measure every row of a table with several seeds; `out` gets a page and a JSON.
+
+    `name`: a table of the papers ("table1", …); `run`: a definition of your own instead. `corpus` (text) or `data`
+    (prepared); `tasks`: the folder with the tasks' files. `dry_run`: only how long it will take here. The same call
+    goes on after a stop, and finished runs are never done again.
+
+    >>> remask.study(name="table1", data="prepared", tasks="tasks", scale="tiny", out="study")   # doctest: +SKIP
+    """
+    from remask.studies.runner import estimate
+    from remask.studies.runner import study as do
+    from remask.studies.settings import StudyRun, definition_file
+
+    if (run is None) == (name is None):
+        raise UsageError("name or run: which study? Give one of them")
+    file = run if name is None else definition_file(name)
+    keywords = {"corpus": corpus, "prepared": data, "tasks": tasks, "scale": scale, "seeds": seeds}
+    built = _run(StudyRun, None, file, keywords, settings)
+    if not built.name:
+        assert isinstance(file, (str, os.PathLike))
+        built = built.model_copy(update={"name": Path(file).stem})
+    work = estimate if dry_run else do
+    return work(built, Path(out), progress=progress or Progress())

@@ -217,12 +217,13 @@ def find_run(verb: str, word: str | os.PathLike[str]) -> Path:
     return known[name]
 
 
-def _merge(under: Any, over: Any) -> Any:
+def merge(under: Any, over: Any) -> Any:
+    """Nested values, those of `over` winning."""
     if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
         return over
     merged = dict(under)
     for key, value in over.items():
-        merged[key] = _merge(under[key], value) if key in under else value
+        merged[key] = merge(under[key], value) if key in under else value
     return merged
 
 
@@ -259,29 +260,40 @@ def build_run(
     """Put a run together. `options` are values of command-line options by dotted key; None means not given."""
     source = _read(file) if file else _Source("command line", {}, {})
     values = dict(source.values)
-    written_base = values.pop("base", None)
+    # A model with a field of that name means something of its own by it (a study: its rows').
+    written_base = None if "base" in model.model_fields else values.pop("base", None)
     if written_base is not None and not isinstance(written_base, str):
         raise ConfigError(f"{source.place(['base'])}: base must be one name, not {written_base!r}")
     base = base or written_base
-    sources = [source]
-    under: Any = {}
-    if base is not None:
-        base_source = _read(find_base(base, file))
-        if "base" in base_source.values:
-            raise ConfigError(f"{base_source.place(['base'])}: a base has no base of its own")
-        under = base_source.values
-        sources.append(base_source)
-    merged = _merge(under, values)
+    under, sources = _under(base, file, source)
+    merged = merge(under, values)
     for word in assignments:
         parts, value = parse_assignment(word)
-        merged = _merge(merged, _nest(parts, value))
+        merged = merge(merged, _nest(parts, value))
         sources.insert(0, _Source(f"--set {word}", {}, {tuple(parts[: i + 1]): 0 for i in range(len(parts))}))
     for key, value in (options or {}).items():
         if value is not None:
-            merged = _merge(merged, _nest(key.split("."), value))
+            merged = merge(merged, _nest(key.split("."), value))
     run = _validate(model, merged, sources)
     reference = _validate(model, _fill_required(under, merged, model), sources)
     return Built(run, base or "defaults", differences(dump(reference), dump(run)))
+
+
+def build_values(model: type[ConfigT], values: Mapping[str, Any], *, place: str, base: str | None = None) -> ConfigT:
+    """A run from plain nested values over a base, as a part of another file holds them; errors name `place`."""
+    source = _Source(place, values, {})
+    under, sources = _under(base, None, source)
+    return _validate(model, merge(under, values), [source, *sources[1:]])
+
+
+def _under(base: str | None, beside: Path | None, source: _Source) -> tuple[Any, list[_Source]]:
+    """(a base's values, the files that a key may stand in)."""
+    if base is None:
+        return {}, [source]
+    base_source = _read(find_base(base, beside))
+    if "base" in base_source.values:
+        raise ConfigError(f"{base_source.place(['base'])}: a base has no base of its own")
+    return base_source.values, [source, base_source]
 
 
 def _fill_required(under: Any, merged: Any, model: type[Config]) -> Any:

@@ -216,6 +216,7 @@ def counted_vectors(
     identity = {
         "version": _VERSION,
         "shards": _training_files(tokens),
+        "tokens": tokens.num_tokens,  # a run may read less than there is
         "vocab_size": vocab_size,
         "width": width,
         "counting": settings.counting(),

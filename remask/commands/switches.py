@@ -26,6 +26,7 @@ RUN_MODELS = {
     "serve": "remask.commands.serve:ServeRun",
     "import": "remask.commands.import:ImportRun",
     "export": "remask.commands.export:ExportRun",
+    "study": "remask.studies.settings:StudyRun",
     "describe": "remask.commands.describe:DescribeRun",
 }
 

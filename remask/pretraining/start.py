@@ -54,7 +54,7 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run
     # Only a sentence loss trains the first token; without one the mean of the tokens says more about a text.
     heads = HeadSettings(masked_lm=True, sentence=has_pairs, pooling="first" if has_pairs else "mean")
     network = build_network(settings, heads, run.seed)
-    tokens = Tokens.open(prepared_of(run))
+    tokens = Tokens.open(prepared_of(run)).first(run.data.max_tokens)  # what is not read is not counted, either
     if run.init_from is None:
         start_network(network, run.start, tokens, run_folder, progress)
         return network

@@ -29,10 +29,10 @@ from remask.preparation.settings import PrepareRun
 from remask.pretraining.run import pretrain
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
+from remask.reports.report import quickstart_report
+from remask.reports.runs import read_run
 from remask.starter.settings import PYTHON_DOCS, QuickstartRun
 from remask.starter.task import make_task, sample_sentences
-from remask.study.report import quickstart_report
-from remask.study.runs import read_run
 from remask.tune.finetune import finetune
 from remask.tune.settings import FinetuneRun
 from remask.workers import num_cores

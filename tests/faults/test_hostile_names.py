@@ -21,8 +21,8 @@ from remask.errors import DataError
 from remask.exports.card import model_card
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.progress import Progress
-from remask.study.charts import Series, line_chart
-from remask.study.page import Page
+from remask.reports.charts import Series, line_chart
+from remask.reports.page import Page
 from remask.tasks.metrics import render
 from remask.tokenizer import Tokenizer
 from remask.tokenizer.foreign import byte_bpe

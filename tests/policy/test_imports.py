@@ -40,16 +40,17 @@ MAY_IMPORT = {
     "train": GROUND | {"precision"},
     "tasks": GROUND | {"tokenizer", "data"},
     "task_objectives": BASE | {"model", "tasks"},
-    "study": GROUND | {"tasks"},
+    "reports": GROUND | {"tasks"},
     "exports": GROUND | {"tokenizer", "model", "tasks"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
-    "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
-    "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune", "preparation"},
+    "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer"},
+    "evaluation": GROUND | ANSWERING | {"objectives", "train", "reports", "exports", "tune", "preparation"},
     "preparation": GROUND | {"text", "tokenizer", "data"},
-    "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "study"},
-    "starter": GROUND | {"text", "preparation", "pretraining", "tune", "exports", "answer", "study"},
+    "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "reports"},
+    "starter": GROUND | {"text", "preparation", "pretraining", "tune", "exports", "answer", "reports"},
     "serve": GROUND | ANSWERING,
-    "api": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "exports"},
+    "studies": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "reports"},
+    "api": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
 }
 
 

@@ -16,11 +16,13 @@ import remask
 from remask.__main__ import VERBS, cli
 from remask.commands.switches import RUN_MODELS, run_model
 from remask.config import build_run
+from remask.studies.plan import make_plan
+from remask.studies.settings import ALL, SCALES, StudyRun, definition_file, scale_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_FILES = sorted((ROOT / "runs").rglob("*.yaml"))
 # Files that a verb other than the folder's or file's name reads.
-VERB_OF_FOLDER = {"bases": "pretrain", "ablations": "pretrain"}
+VERB_OF_FOLDER = {"bases": "pretrain", "ablations": "pretrain", "studies": "study"}
 
 
 def tracked() -> set[str]:
@@ -37,11 +39,24 @@ def test_every_run_file_builds(file: Path) -> None:
     if folder == "bases":
         build_run(run_model(verb), base=file.stem)
         return
+    if folder == "scales":
+        assert scale_settings(file.stem).settings
+        return
     assert verb in RUN_MODELS, f"{file} is in a folder that no verb reads"
     build_run(run_model(verb), file)
     header = [line for line in file.read_text().splitlines() if line.startswith("#")]
     told = any(line.lstrip("# ").startswith(f"remask {verb} ") for line in header)
     assert told or folder == "ablations", "the header comment has the exact command"
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", sorted(file.stem for file in (ROOT / "runs" / "studies").glob("*.yaml")))
+def test_every_row_of_every_study_builds_at_every_scale(name: str, scale: str) -> None:
+    study = build_run(StudyRun, definition_file(name), options={"scale": scale, "name": name}).run
+    plan = make_plan(study)
+    assert len(plan.cells) == len(study.rows) * study.seeds >= 6
+    assert name in ALL
+    assert "random start" in study.rows, "every table says what the counted start does"
 
 
 def commands_in(file: Path) -> list[str]:

@@ -145,8 +145,8 @@ def test_an_exported_embedding_pools_as_told(model: Path, tmp_path: Path) -> Non
     run("export", model, "--embedding", "--pooling", "mean", "--out", tmp_path / "hf")
     expected = remask.load(model).embed(["The dog."], pooling="mean")
     assert np.abs(remask.load(tmp_path / "hf").embed(["The dog."]) - expected).max() < 1e-6
-    refused = run("export", model, "--pooling", "mean", "--out", tmp_path / "x", error=ConfigError)
-    assert "pooling is for embedding" in refused
+    message = run("export", model, "--pooling", "mean", "--out", tmp_path / "x", error=ConfigError)
+    assert "pooling is for embedding" in message
 
 
 def test_encode_mistakes_leave_no_file(model: Path, tmp_path: Path) -> None:

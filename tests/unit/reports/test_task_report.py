@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from remask.study.task_report import finetune_report
+from remask.reports.task_report import finetune_report
 
 
 def results(**best: Any) -> dict[str, Any]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remask.study.charts import Series, line_chart
-from remask.study.page import Page, Tile
+from remask.reports.charts import Series, line_chart
+from remask.reports.page import Page, Tile
 from remask.tasks.metrics import certainty, shown_names
 
 MAX_CONFUSION = 20  # classes; a larger matrix is not read by anybody
