@@ -189,6 +189,7 @@ NAMED_RUNS = {
     "finetune": ("finetune",),
     "search": ("search",),
     "evaluate": ("evaluate",),
+    "study": ("studies",),
 }
 
 
