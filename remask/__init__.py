@@ -1,6 +1,6 @@
 """remask: RoBERTa as a tool.
 
-`remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `finetune`, `search`, `evaluate`, `predict`,
+`remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `adapt`, `finetune`, `search`, `evaluate`, `predict`,
 `encode` and `export` do what the verbs of the command line do (`remask --help`, docs/python.md). Nothing heavy is
 imported here: torch comes with the first thing that needs it.
 """
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from remask.answer.model import load
-    from remask.api import encode, evaluate, export, finetune, predict, search
+    from remask.api import adapt, encode, evaluate, export, finetune, predict, search
 
-__all__ = ["encode", "evaluate", "export", "finetune", "load", "predict", "search"]
+__all__ = ["adapt", "encode", "evaluate", "export", "finetune", "load", "predict", "search"]
 __version__ = "0.1.0"
 
 

@@ -18,6 +18,7 @@ from remask.errors import UsageError
 from remask.progress import Progress
 
 if TYPE_CHECKING:
+    from remask.adaptation.settings import AdaptRun
     from remask.answer.encode import EncodeRun
     from remask.answer.predict import PredictRun
     from remask.evaluation.settings import EvaluateRun
@@ -51,6 +52,50 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+# -------------------------------------------------------------------------------------------------- encoders
+
+
+def adapt(
+    run: AdaptRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    model: StrPath | None = None,
+    text: Sequence[StrPath] | None = None,
+    general: Sequence[StrPath] | None = None,
+    validation: StrPath | None = None,
+    vocabulary: str | None = None,
+    tokens: int | None = None,
+    learn: str | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Go on with a trained model on text of your own; measured before the first step and at the end.
+
+    `text`: files, folders or globs. `general`: text mixed in against forgetting. `validation`: a text to measure on
+    in place of a part of `text`. `vocabulary`: "keep", "extend" (by `tokens` more) or "replace" (by `tokens` entries).
+    `learn`: "all" or "lora". A labelled file to fine-tune on before and after: settings such as
+    `{"task.task": "classify", "task.train_file": "my.csv", "task.seeds": 3}`.
+
+    The result has `before`, `after` (held-out loss, bits per byte, fill-mask answers), `task` with its verdict, and
+    `model`, the folder of the adapted model.
+
+    >>> result = remask.adapt(model="encoder", text=["tickets/"], out="mine", minutes=20)       # doctest: +SKIP
+    >>> result["before"]["heldout"]["loss"], result["after"]["heldout"]["loss"]                 # doctest: +SKIP
+    """
+    from remask.adaptation.run import adapt as continue_on
+    from remask.adaptation.settings import AdaptRun
+
+    keywords = {
+        "model": model, "corpus.paths": text, "general.paths": general, "validation": validation,
+        "vocabulary": vocabulary, "tokens": tokens, "learn": learn, "train.minutes": minutes, "train.steps": steps,
+    }  # fmt: skip
+    built = _run(AdaptRun, run, keywords, settings)
+    return continue_on(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
 # ---------------------------------------------------------------------------------------------------- tasks

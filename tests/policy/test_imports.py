@@ -47,8 +47,9 @@ MAY_IMPORT = {
     "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune"},
     "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "study"},
     "starter": GROUND | {"text", "pretraining", "tune", "exports", "answer", "study"},
+    "adaptation": GROUND | ANSWERING | {"text", "start", "objectives", "train", "pretraining", "tune", "study"},
     "serve": GROUND | ANSWERING,
-    "api": GROUND | ANSWERING | {"tune", "evaluation", "exports"},
+    "api": GROUND | ANSWERING | {"adaptation", "tune", "evaluation", "exports"},
 }
 
 
