@@ -7,6 +7,7 @@ so before and after see the same. Not here: training, what a report makes of it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def _sentences(shard: Any, index: int) -> list[str]:
     """Of a length that can be shown and understood."""
     raw = shard.raw(index)
     starts = [*shard.sentence_starts(index).tolist(), len(raw)]
-    texts = [raw[start:end].decode("utf-8", "replace").strip() for start, end in zip(starts, starts[1:], strict=False)]
+    texts = [raw[start:end].decode("utf-8", "replace").strip() for start, end in itertools.pairwise(starts)]
     return [text for text in texts if 24 <= len(text) <= 160 or (_NO_SPACES.search(text) and 12 <= len(text) <= 60)]
 
 

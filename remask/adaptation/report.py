@@ -72,11 +72,12 @@ def _tiles(values: Mapping[str, Any]) -> list[Tile]:
         pair = f"{values['before']['bytes_per_token']:.2f} → {values['after']['bytes_per_token']:.2f}"
         tiles.append(Tile(pair, "bytes per token"))
     if task := values["task"]:
-        tiles.append(Tile(f"{task['before']['median']:.3f} → {task['after']['median']:.3f}", task["metric"]))
+        scores = f"{task['before']['median']:.3f} → {task['after']['median']:.3f}"
+        tiles.append(Tile(scores, f"{task['metric']} of the task {task['task']}"))
     if "general" in values["before"]:
         general = [values[side]["general"]["word_bits_per_byte"] for side in ("before", "after")]
         if None not in general:
-            tiles.append(Tile(f"{general[0]:.3f} → {general[1]:.3f}", "the same, of the general text"))
+            tiles.append(Tile(f"{general[0]:.3f} → {general[1]:.3f}", "bits per byte of whole words, general text"))
     return tiles
 
 
@@ -137,12 +138,14 @@ def _samples(page: Page, before: Mapping[str, Any], after: Mapping[str, Any]) ->
 
 
 def _answers(sample: Mapping[str, Any]) -> str:
-    return "   ".join(f"{answer['word']} {answer['score']:.0%}" for answer in sample["answers"][:3])
+    return ", ".join(f"{answer['word'] or '(space)'} {answer['score']:.0%}" for answer in sample["answers"][:3])
 
 
 def _task(page: Page, task: Mapping[str, Any]) -> None:
     page.heading("Did it pay?")
-    page.text(f"The task {task['task']}, fine-tuned before and after with the same recipe and seeds: {task['verdict']}.")
+    page.text(
+        f"The task {task['task']}, fine-tuned before and after with the same recipe and seeds: {task['verdict']}."
+    )
     bars = [
         Bar(name, task[name]["median"], min(task[name]["seeds"]), max(task[name]["seeds"]), task[name]["seeds"])
         for name in ("before", "after")

@@ -176,7 +176,7 @@ def pretrain_run(work: _Work, side: Side) -> PretrainRun:
     train = {**dump(run.train), "learning_rate": rate_for(run, form)}
     if all(train[name] is None for name in BUDGETS):
         train["minutes"] = DEFAULT_MINUTES
-    data = {**dump(run.data), "length": length}
+    data: dict[str, Any] = {**dump(run.data), "length": length}
     data["evaluation"]["sources"] = [side.source]
     data["shorten_to"] = min(data["shorten_to"], length)
     if "num_rows" in run.data.batch.model_fields_set and "num_tokens" not in run.data.batch.model_fields_set:
@@ -239,9 +239,7 @@ def _measure_end(work: _Work) -> dict[str, Any]:
     return _measures(work, work.new, loaded.network, loaded, work.out / "model")
 
 
-def _measures(
-    work: _Work, side: Side, network: Network, loaded: Loaded, embeds: Path | None
-) -> dict[str, Any]:
+def _measures(work: _Work, side: Side, network: Network, loaded: Loaded, embeds: Path | None) -> dict[str, Any]:
     """`embeds`: the model whose embeddings are measured on the pairs, where there are some."""
     from remask.adaptation import measure
     from remask.answer.model import Model, load

@@ -16,22 +16,38 @@ from remask.errors import UsageError
 from remask.tune.settings import recipe_of
 
 _TASK = "task__"  # before the name of an option of finetune
+_NUMBERED = {"extend", "replace", "top"}  # words of an option that a number follows
 
 
-@click.command(short_help="A model of somebody else's, continued on text of one's own.")
+class _WithNumbers(click.Command):
+    """`--vocabulary extend 300` is one value of two words, which click does not know."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        joined: list[str] = []
+        for word in args:
+            if word.isdigit() and joined and joined[-1].rpartition("=")[2] in _NUMBERED:
+                named = joined[-1].startswith(("--vocabulary=", "--learn="))
+                if named or joined[-2:-1] in (["--vocabulary"], ["--learn"]):
+                    joined[-1] += f" {word}"
+                    continue
+            joined.append(word)
+        return super().parse_args(ctx, joined)
+
+
+@click.command(cls=_WithNumbers, short_help="A model of somebody else's, continued on text of one's own.")
 @click.argument("words", nargs=-1, metavar="[RUN.yaml] MODEL TEXT…")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the model and its report.")
 @click.option("--minutes", "train__minutes", type=float, help="How long to train [default: 20].")
 @click.option("--steps", "train__steps", type=int, help="Make so many steps instead.")
 @click.option(
     "--vocabulary",
-    nargs=1,
-    help="keep, extend=N (N more tokens learned on TEXT) or replace=N (a new one of N entries) [default: keep].",
+    metavar="keep | extend N | replace N",
+    help="The model's tokens, N more that are learned on TEXT, or a new vocabulary of N entries [default: keep].",
 )
 @click.option("--general", "general__paths", multiple=True, help="General text to mix in; may be given several times.")
 @click.option("--general-share", type=float, help="Share of the rows that are general text [default: 0.2].")
 @click.option("--validation", help="A text to measure on, in place of a part of TEXT.")
-@click.option("--learn", help="all, top=N (the top N layers) or lora [default: all].")
+@click.option("--learn", metavar="all | top N | lora", help="What learns: all, the top N layers, or LoRA.")
 @click.option("--pairs", "pairs__file", help="Table of text, text2, label (how alike): embeddings before and after.")
 @click.option("--task", "task__task", help="Fine-tune before and after: classify, ner, … as `remask finetune` has it.")
 @click.option("--train", "task__train_file", help="The task's file to train on.")
@@ -73,16 +89,16 @@ def command(words: tuple[str, ...], out: Path, common: Common, **options: Any) -
 def _split(
     option: str, word: str | None, plain: tuple[str, ...], numbered: tuple[str, ...], number_key: str
 ) -> dict[str, Any]:
-    """`extend=300` as the setting of the option and its number."""
+    """`extend 300` as the setting of the option and its number."""
     if word is None:
         return {}
-    name, equals, number = word.partition("=")
-    if name in numbered and equals and number.isdigit():
+    name, _, number = word.partition(" ")
+    if name in numbered and number.isdigit():
         key = option.removeprefix("--")
         return ({} if name == "top" else {key: name}) | {number_key: int(number)}
-    if name in plain and not equals:
+    if name in plain and not number:
         return {option.removeprefix("--"): name}
-    allowed = ", ".join([*plain, *(f"{one}=N" for one in numbered)])
+    allowed = ", ".join([*plain, *(f"{one} N" for one in numbered)])
     raise UsageError(f"{option} {word}: write one of {allowed}")
 
 

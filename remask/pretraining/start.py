@@ -88,7 +88,8 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run
         heads = heads.model_copy(update={"pooling": loaded.heads.pooling})
     network = build_network(settings, heads, run.seed)
     old_ids = _take_over(network, loaded, run.init_from, tokenizer, progress)
-    complete_network(network, run.start, tokens, old_ids, had_head, run_folder, progress)
+    pieces = _pieces(tokenizer, old_ids)
+    complete_network(network, run.start, tokens, old_ids, had_head, run_folder, progress, pieces)
     if run.learn == "lora":
         add_lora(network.encoder, run.lora, run.seed)
     return network
@@ -115,3 +116,22 @@ def _take_over(
     if fresh:
         progress.warn(f"not in {init_from}, so fresh: {', '.join(fresh)}")
     return rows
+
+
+def _pieces(tokenizer: Tokenizer, old_ids: Sequence[int]) -> list[list[int]] | None:
+    """For every token of a byte-level BPE the tokens that its merge joins, and theirs, as far as the model knew none of
+    them; a single byte has none. Other kinds of vocabulary do not tell: None."""
+    if tokenizer.kind != "byte-bpe":
+        return None
+    ids = {name: number for number, name in enumerate(tokenizer.tokens)}
+    joined: dict[int, tuple[int, int]] = {}
+    for merge in tokenizer.description["model"]["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        joined.setdefault(ids[left + right], (ids[left], ids[right]))
+
+    def known(token: int) -> list[int]:
+        if old_ids[token] >= 0:
+            return [token]
+        return [piece for half in joined.get(token, ()) for piece in known(half)]
+
+    return [[piece for half in joined.get(token, ()) for piece in known(half)] for token in range(len(old_ids))]

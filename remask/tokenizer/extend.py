@@ -77,7 +77,7 @@ def _next_merges(tokenizer: Tokenizer, words: Words, count: int) -> list[tuple[s
     pairs: Counter[Pair] = Counter()
     places: defaultdict[Pair, set[int]] = defaultdict(set)
     for place, row in enumerate(rows):
-        for pair in zip(row, row[1:], strict=False):
+        for pair in itertools.pairwise(row):
             pairs[pair] += counts[place]
             places[pair].add(place)
 
