@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -69,6 +71,10 @@ def adapt(run: AdaptRun, out: Path, *, progress: Progress, allow_change: Sequenc
 
 def check(run: AdaptRun) -> None:
     """What is missing shows before anything is read."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UsageError(
+            "adapt is one process; under torchrun go on with remask pretrain --init-from MODEL on prepared text"
+        )
     if not run.model:
         raise UsageError("which model? remask adapt MODEL TEXT… --out DIR")
     if not run.corpus.paths:
@@ -152,15 +158,19 @@ def _claim(work: _Work) -> None:
     out, place, file = work.out, work.out / _CLAIM, work.out / "run.yaml"
     artifacts.claim(out, _CLAIM)
     identity = {"run": dump(work.run), "model": model_fingerprint(work.loaded.folder)}
-    if place.is_file():
-        known = json.loads(place.read_bytes())
-        # Before there is anything to lose, a corrected command simply works.
-        begun = (out / "prepared").exists()
-        if begun and (changed := differences(known["run"], identity["run"])):
-            words = "; ".join(f"{key} {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
-            raise ConfigError(f"{out}: holds another adaptation ({words}); choose another --out, or remove it")
-        if begun and known["model"] != identity["model"]:
-            raise ConfigError(f"{out}: adapts another model than {work.run.model} holds now; choose another --out")
+    known = json.loads(place.read_bytes()) if place.is_file() else identity
+    if known != identity and (out / "pretrain").exists():
+        changed = differences(known["run"], identity["run"])
+        words = "; ".join(f"{key} {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
+        raise ConfigError(
+            f"{out}: holds another adaptation ({words or 'of other weights'}); choose another --out, or remove it"
+        )
+    if known != identity:  # there is nothing to lose but prepared text: a corrected command simply works
+        for path in [*out.glob("*"), *out.glob(".*.json"), *out.glob(".*.work")]:
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path not in (place, file):
+                path.unlink()
     artifacts.write_json(place, identity)
     artifacts.write_bytes(file, to_yaml(work.run).encode())
 
