@@ -78,8 +78,8 @@ def adapt(
 
     `text`: files, folders or globs. `general`: text mixed in against forgetting. `validation`: a text to measure on
     in place of a part of `text`. `vocabulary`: "keep", "extend" (by `tokens` more) or "replace" (by `tokens` entries).
-    `learn`: "all" or "lora" (the top layers: settings={"train.trainable_top_layers": 2}). A labelled file to fine-tune on before and after: settings such as
-    `{"task.task": "classify", "task.train_file": "my.csv", "task.seeds": 3}`.
+    `learn`: "all" or "lora" (the top layers: settings={"train.trainable_top_layers": 2}). A labelled file to fine-tune
+    on before and after: settings such as `{"task.task": "classify", "task.train_file": "my.csv", "task.seeds": 3}`.
 
     The result has `before`, `after` (held-out loss, bits per byte, fill-mask answers), `task` with its verdict, and
     `model`, the folder of the adapted model.

@@ -166,11 +166,10 @@ def _claim(work: _Work) -> None:
             f"{out}: holds another adaptation ({words or 'of other weights'}); choose another --out, or remove it"
         )
     if known != identity:  # there is nothing to lose but prepared text: a corrected command simply works
-        for path in [*out.glob("*"), *out.glob(".*.json"), *out.glob(".*.work")]:
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path not in (place, file):
-                path.unlink()
+        for name in ("before", "start", "vocabulary"):
+            (out / f".{name}.json").unlink(missing_ok=True)
+        for folder in [*out.glob("prepared*"), *out.glob(".prepared*.work"), out / "vocabulary"]:
+            shutil.rmtree(folder, ignore_errors=True)
     artifacts.write_json(place, identity)
     artifacts.write_bytes(file, to_yaml(work.run).encode())
 
