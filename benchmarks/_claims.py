@@ -52,7 +52,7 @@ def _commands() -> list[Command]:
         Command("latency", quick=f"{TINY} --texts 6"),
         Command("predict", quick=f"{TINY} --rows 12 --precision fp32"),
         Command("start", quick=TINY),
-        Command("scaling", "--docs docs", f"{TINY_STEPS} --lengths 32,64 --batches 2,4 --window 8"),
+        Command("scaling", "--docs docs", f"{TINY_STEPS} --lengths 32,64 --batches 2,4 --window 8 --bucket 8"),
         Command("batches", quick="--rounds 1 --steps 1"),
         Command("blimp", "--precision bf16", f"{TINY} --precision fp32"),
         Command("prepare", quick="--rounds 1 --megabytes 1 --vocab-size 2048"),

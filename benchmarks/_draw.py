@@ -16,7 +16,7 @@ def draw(
     path: Path, lines: dict[str, list[tuple[float, float]]], x_name: str, y_name: str, *, names_at: float = 0.0
 ) -> None:
     """`names_at`: where the names begin, as a share of the drawing's width; curves that fall leave the right free."""
-    from remask.study.charts import LEFT, TOP, WIDTH, Series, line_chart
+    from remask.reports.charts import LEFT, TOP, WIDTH, Series, line_chart
 
     chart = line_chart([Series(name, points) for name, points in lines.items()], x_name=x_name, y_name=y_name)
     drawing = chart[: chart.index("</svg>")].replace("var(--series-", "var(--s")

@@ -130,12 +130,12 @@ def share_of_step(prepared: Path, num_steps: int) -> dict[str, object]:
     """
     import torch
 
-    from remask.commands.pretrain import PretrainRun
     from remask.config import build_run
     from remask.model.network import build_network
     from remask.model.settings import HeadSettings
     from remask.objectives import Pretraining
     from remask.precision import Precision, choose_precision
+    from remask.pretraining.settings import PretrainRun
     from remask.train.optim import Optimizer
 
     words = [f"data.length={STEP_LENGTH}", f"data.batch.num_rows={STEP_ROWS}", f"data.batch.micro_rows={STEP_ROWS}"]

@@ -1,10 +1,12 @@
-"""What lowers the held-out loss fastest at equal wall clock: one recipe, and changes of it.
+"""What lowers the held-out loss fastest at equal wall clock, or in equal steps: one recipe, and changes of it.
 
 Every run is `remask pretrain` of --recipe for --minutes with one thread; as many run at once as there are cores, so
-that all share the machine alike. Kept in --work and not repeated: the command can be stopped, and goes on when it is
-given again. Losses compare within one vocabulary; across vocabularies bits per byte do.
+that all share the machine alike. On a busy machine --steps compares what the clock cannot. Kept in --work and not
+repeated: the command can be stopped, and goes on when it is given again. Losses compare within one vocabulary; across
+vocabularies bits per byte do.
 
-    python benchmarks/quality.py --work DIR [--minutes 3] [--seeds 3] [--only start,near,...] [--plot FILE.svg]
+    python benchmarks/quality.py --work DIR [--minutes 3 | --steps 300] [--seeds 3] [--only start,near,...]
+        [--plot FILE.svg]
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ ROOT = Path(__file__).resolve().parents[1]
 # What every run starts from; a change says what is otherwise. A vocabulary is a setting of the data, not of the run.
 START = (
     "vocabulary=16384 train.optimizer=adamw train.learning_rate=1e-3 data.masking.rate=0.15 "
-    "data.masking.schedule=constant model.attention_window=null model.global_every=0"
+    "data.masking.schedule=constant model.attention_window=null model.global_every=0 "
+    "start.embeddings=random start.attention=random start.head=random start.bias=frequencies"
 )
 MUON = "train.optimizer=muon train.beta1=0.95"
 MASKS = "data.masking.schedule=linear data.masking.rate=0.3 data.masking.final_rate=0.15"
 W8, W4, W2 = (f"model.attention_window={width} model.global_every=3" for width in (8, 4, 2))
 NEAR = f"{W4} train.learning_rate=2e-3"
+# The quickstart of today; what is changed of it below is about the recipe around the counted start.
+COUNTED = f"{NEAR} data.masking.rate=0.3 start.embeddings=counted start.attention=neighbours start.head=direct"
 CHANGES: dict[str, str] = {
     "start": "",
     "rate-2e-3": "train.learning_rate=2e-3",
@@ -60,6 +65,24 @@ CHANGES: dict[str, str] = {
     "near-layers-2": f"{NEAR} model.num_layers=2",
     "near-width-384": f"{NEAR} model.hidden_size=384 model.num_heads=6 model.ffn_size=1024",
     "near-vocabulary-8192": f"{NEAR} vocabulary=8192",
+    "counted": COUNTED,
+    "counted-random-head": f"{COUNTED} start.head=random",
+    "counted-rate-1e-3": f"{COUNTED} train.learning_rate=1e-3",
+    "counted-rate-3e-3": f"{COUNTED} train.learning_rate=3e-3",
+    "counted-muon-6e-3": f"{COUNTED} {MUON} train.learning_rate=6e-3",
+    "counted-muon-2e-3": f"{COUNTED} {MUON}",
+    "counted-beta2-0.95": f"{COUNTED} train.beta2=0.95",
+    "counted-masks-20": f"{COUNTED} data.masking.rate=0.2",
+    "counted-masks-40": f"{COUNTED} data.masking.rate=0.4",
+    "counted-masks-30-to-15": f"{COUNTED} {MASKS}",
+    "counted-rows-8": f"{COUNTED} data.batch.num_rows=8 data.batch.micro_rows=8 train.learning_rate=1.5e-3",
+    "counted-window-8": f"{COUNTED} model.attention_window=8",
+    "counted-all-layers-see-everything": f"{COUNTED} model.attention_window=null model.global_every=0",
+    "counted-layers-2": f"{COUNTED} model.num_layers=2",
+    "counted-layers-6": f"{COUNTED} model.num_layers=6",
+    "counted-width-384": f"{COUNTED} model.num_layers=6 model.hidden_size=384 model.num_heads=6 model.ffn_size=1024",
+    "counted-std-0.1": f"{COUNTED} start.std=0.1",
+    "counted-8-neighbours": f"{COUNTED} start.weights=[1,0.9,0.8,0.7,0.6,0.5,0.4,0.3]",
 }
 
 
@@ -71,7 +94,7 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         prepared = prepare(words.pop("vocabulary"), options)
         told = {"seed": str(seed), "train.eval_every": "0", "train.save_every": "0", "train.device": "cpu"} | words
         command = ["pretrain", str(options.recipe), "--data", str(prepared), "--out", str(out)]
-        command += ["--minutes", str(options.minutes)]
+        command += ["--steps", str(options.steps)] if options.steps else ["--minutes", str(options.minutes)]
         with (options.work / f"{name}-{seed}.log").open("w") as log:
             changed = [word for key, value in told.items() for word in ("--set", f"{key}={value}")]
             run_remask([*command, *changed], environment(1), log)
@@ -131,6 +154,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, default=ROOT.parent / "shared" / "data" / "wiki" / "wiki.train.txt.xz")
     parser.add_argument("--recipe", default=str(ROOT / "runs" / "bases" / "quickstart.yaml"))
     parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--steps", type=int, help="of every run, instead of --minutes")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", default="", help="names of changes, by commas; else all")
     parser.add_argument("--plot", type=Path, help="an SVG file for the training curves of the --only changes (up to 3)")
@@ -138,7 +162,7 @@ def main() -> None:
     names = options.only.split(",") if options.only else list(CHANGES)
     if unknown := [name for name in names if name not in CHANGES]:
         parser.error(f"no change {', '.join(unknown)}; there are {', '.join(CHANGES)}")
-    claim_work(options.work, {key: getattr(options, key) for key in ("recipe", "corpus", "minutes")})
+    claim_work(options.work, {key: getattr(options, key) for key in ("recipe", "corpus", "minutes", "steps")})
     for name in names:
         prepare(settings(CHANGES[name])["vocabulary"], options)
     jobs = [(name, seed) for seed in range(options.seeds) for name in names]

@@ -12,11 +12,11 @@ import json
 import math
 from pathlib import Path
 
-from remask.commands.pretrain import PretrainRun
 from remask.config import build_run
 from remask.model.cost import TRAINING_FACTOR, flops_per_token
 from remask.model.interop_weights import our_shapes
 from remask.model.settings import HeadSettings
+from remask.pretraining.settings import PretrainRun
 from remask.train.preflight import Facts, gathered
 
 VOCAB_SIZE = 50_265  # RoBERTa's

@@ -1,7 +1,7 @@
 """How the cost of our pretraining grows: with the length of rows, with rows per step, and over ranks.
 
-length   tokens/s at 128 to 2,048 tokens a row, always the same tokens a step: attention over everything, and with a
-         window, whose cost should not grow with the length
+length   tokens/s at 128 to 2,048 tokens a row, always the same tokens a step: attention over everything, with a window,
+         and hashed, whose costs should not grow with the length
 batch    tokens/s and peak memory (above that after the imports) against rows a step
 ranks    tokens/s of one process with all threads, and of two processes (torchrun) that share them
 
@@ -28,12 +28,13 @@ from _rig import Turns, common_options, environment, tell
 
 @dataclass(frozen=True)
 class Point:
-    """One process: rows of `length`, `batch` of them a step, a window or none, on so many ranks."""
+    """One process: rows of `length`, `batch` of them a step, a window, buckets or neither, on so many ranks."""
 
     length: int
     batch: int
     window: int | None = None
     ranks: int = 1
+    bucket: int | None = None
 
 
 def measure(point: Point, options: argparse.Namespace, work: Path) -> dict[str, Any]:
@@ -42,6 +43,7 @@ def measure(point: Point, options: argparse.Namespace, work: Path) -> dict[str, 
         "size": options.size, "length": point.length, "batch": point.batch, "precision": options.precision,
         "dropout": options.dropout, "steps": options.steps, "warm": options.warm, "rounds": 1, "threads": threads,
         "work": work, "side": "point", "window": point.window or 0,
+        "bucket": point.bucket or 0,
     }  # fmt: skip
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(point.ranks)]
@@ -63,7 +65,8 @@ def run_point(options: argparse.Namespace) -> None:
     settings = ModelSettings(
         vocab_size=vocab_size, num_layers=layers, hidden_size=width, num_heads=heads, ffn_size=ffn,
         max_length=options.length, dropout=options.dropout, attention_dropout=options.dropout,
-        attention_window=options.window or None,
+        attention_window=options.window or None, bucket_size=options.bucket or 64,
+        attention_kind="hashed" if options.bucket else "window" if options.window else "full",
     )  # fmt: skip
     turns = Turns(options.steps, options.warm, alone=True)
     network = build_network(settings, HeadSettings(masked_lm=True), 0)
@@ -79,6 +82,7 @@ def main() -> None:
     parser.add_argument("--lengths", default="128,256,512,1024,2048")
     parser.add_argument("--batches", default="4,8,16,32,64")
     parser.add_argument("--window", type=int, default=64, help="tokens to either side that a token sees")
+    parser.add_argument("--bucket", type=int, default=64, help="tokens of a bucket of hashed attention")
     parser.add_argument("--docs", type=Path, help="where docs/speed.md is: draws its curves")
     common_options(parser, rounds=3)
     parser.set_defaults(steps=4, warm=2)
@@ -89,9 +93,10 @@ def main() -> None:
     tokens = options.batch * options.length
     full = [Point(length, max(1, tokens // length)) for length in lengths]
     local = [Point(length, max(1, tokens // length), options.window) for length in lengths]
+    hashed = [Point(length, max(1, tokens // length), bucket=options.bucket) for length in lengths]
     rows = [Point(options.length, batch) for batch in batches]
     ranks = [Point(options.length, options.batch, None, number) for number in (1, 2)]
-    points = list(dict.fromkeys([*full, *local, *rows, *ranks]))
+    points = list(dict.fromkeys([*full, *local, *hashed, *rows, *ranks]))
     found: dict[Point, list[dict[str, Any]]] = {point: [] for point in points}
     with tempfile.TemporaryDirectory(prefix="remask-bench-") as folder:
         most = max(point.length * point.batch for point in points)
@@ -106,6 +111,7 @@ def main() -> None:
         curves = {
             "attention over everything": [(p.length, speed[p]) for p in full],
             f"window of {options.window}": [(p.length, speed[p]) for p in local],
+            f"hashed, buckets of {options.bucket}": [(p.length, speed[p]) for p in hashed],
         }
         draw(images / "speed-length.svg", curves, "tokens of a row", "tokens/s", names_at=0.45)
         draw(images / "speed-batch.svg", {"tokens/s": [(p.batch, speed[p]) for p in rows]}, "rows", "tokens/s")
@@ -113,6 +119,7 @@ def main() -> None:
     curves = {
         "full": {p.length: round(speed[p]) for p in full},
         "windowed": {p.length: round(speed[p]) for p in local},
+        "hashed": {p.length: round(speed[p]) for p in hashed},
         "batch": {p.batch: round(speed[p]) for p in rows},
         "memory_mb": {p.batch: round(memory[p], 1) for p in rows},
         "memory_mb_by_length": {p.length: round(memory[p], 1) for p in full},

@@ -1,17 +1,34 @@
 """remask: RoBERTa as a tool.
 
-`remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `adapt`, `finetune`, `search`, `evaluate`, `predict`,
-`encode` and `export` do what the verbs of the command line do (`remask --help`, docs/python.md). Nothing heavy is
-imported here: torch comes with the first thing that needs it.
+`remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `adapt`, `finetune`, `search`, `evaluate`,
+`predict`, `encode`, `export` and `study` do what the verbs of the command line do (`remask --help`, docs/python.md).
+Nothing heavy is imported here: torch comes with the first thing that needs it.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from remask import errors
+from remask.progress import Progress
+
 if TYPE_CHECKING:
     from remask.answer.model import load
-    from remask.api import adapt, encode, evaluate, export, finetune, predict, search
+    from remask.api import adapt, encode, evaluate, export, finetune, predict, prepare, pretrain, search, study
 
-__all__ = ["adapt", "encode", "evaluate", "export", "finetune", "load", "predict", "search"]
+__all__ = [
+    "Progress",
+    "adapt",
+    "encode",
+    "errors",
+    "evaluate",
+    "export",
+    "finetune",
+    "load",
+    "predict",
+    "prepare",
+    "pretrain",
+    "search",
+    "study",
+]
 __version__ = "0.1.0"
 
 

@@ -31,6 +31,7 @@ VERBS = {
     "search": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
     "evaluate": "Score a model on tasks (without a head it is fine-tuned first) or a labelled file.",
     "predict": "What a fine-tuned model says about every row of a file.",
+    "study": "The papers' tables, or your own, at your scale: which decision matters, with intervals.",
     "compare": "Training runs side by side: last values, curves, what differs.",
     "report": "One HTML page about a training run.",
     "import": "A Hugging Face folder -> a model of remask, every weight checked.",
@@ -39,6 +40,7 @@ VERBS = {
     "encode": "Token ids and last hidden states of every text of a file.",
     "serve": "An HTTP server and a page for one or several models.",
     "describe": "Parameters by part, FLOPs, memory and time of a model or run file.",
+    "runs": "The run files that come with remask, to be given by name.",
     "switches": "Every design decision that can be turned, its values and its effect.",
     "doctor": "What this machine can do, and what to do about what it cannot.",
 }
@@ -86,11 +88,13 @@ def _visible_words() -> Iterator[None]:
     try:
         yield
     except click.ClickException as error:
-        error.message = visible(error.message, lines=True)
+        error.message = visible(error.message, lines=True)  # pyrefly: ignore[read-only]
         raise
 
 
-def _show_warning(message: Warning | str, *where: Any) -> None:
+def _show_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+) -> None:
     click.echo(f"remask: warning: {visible(str(message))}", err=True)
 
 

@@ -27,8 +27,8 @@ def is_settable() -> bool:
 
 
 def keep_few_kernels() -> None:
-    """Bound what oneDNN and torch's layer over it keep of kernels that they prepared for a shape; both would keep 1,024,
-    of about 0.7 MB. To be called before torch is loaded: they look once."""
+    """Bound what oneDNN and torch's layer over it keep of kernels that they prepared for a shape; each would keep
+    1,024 of about 0.7 MB. To be called before torch is loaded: they look once."""
     for name in _KERNEL_CACHES:
         os.environ.setdefault(name, str(_NUM_KERNELS))
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from remask.config import Config, build_run
+from remask.config import Config, build_run, find_run, is_run
 from remask.errors import UsageError
 from remask.progress import Progress
 
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from remask.answer.predict import PredictRun
     from remask.evaluation.settings import EvaluateRun
     from remask.exports.settings import ExportRun
+    from remask.preparation.settings import PrepareRun
+    from remask.pretraining.settings import PretrainRun
+    from remask.studies.settings import StudyRun
     from remask.tune.settings import FinetuneRun, SearchRun
 
 StrPath = str | os.PathLike[str]
@@ -32,18 +35,21 @@ RunT = TypeVar("RunT", bound=Config)
 
 def _run(
     model: type[RunT],
+    verb: str | None,
     run: RunT | StrPath | None,
     keywords: Mapping[str, Any],
     settings: Settings | None,
     assignments: Sequence[str] = (),
 ) -> RunT:
-    """The frozen run: as given, or from a run file with keywords and settings over it."""
+    """The frozen run: as given, or from a run file (for `verb` also by name) with keywords and settings over it."""
     given = {key: _plain(value) for key, value in keywords.items() if value is not None}
     if isinstance(run, Config):
-        if given or settings:
-            raise UsageError(f"{', '.join([*given, *(settings or {})])}: a finished run is given, which has its own")
+        if given or settings or assignments:
+            raise UsageError(
+                f"{', '.join([*given, *(settings or {}), *assignments])}: a finished run is given, which has its own"
+            )
         return run
-    file = None if run is None else Path(run)
+    file = None if run is None else Path(run) if verb is None else find_run(verb, run)
     both = given | {key: _plain(value) for key, value in (settings or {}).items()}
     return build_run(model, file, assignments, both).run
 
@@ -54,7 +60,75 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-# -------------------------------------------------------------------------------------------------- encoders
+# ---------------------------------------------------------------------------------------------- pretraining
+
+
+def prepare(
+    run: PrepareRun | StrPath | Sequence[StrPath] | None = None,
+    *,
+    out: StrPath,
+    vocab_size: int | None = None,
+    tokenizer: StrPath | None = None,
+    workers: int | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Turn raw files into documents, a vocabulary and token shards.
+
+    `run`: texts (files, folders or globs; one or a list), or a run file (.yaml). `vocab_size`: the entries of the
+    vocabulary that is trained; or `tokenizer`: one that exists. The result counts documents, sentences, tokens, bytes.
+
+    >>> remask.prepare("texts/", vocab_size=16384, out="prepared")["tokens"]          # doctest: +SKIP
+    """
+    from remask.preparation.prepare import prepare as make
+    from remask.preparation.settings import PrepareRun
+
+    if vocab_size is not None and tokenizer is not None:
+        raise UsageError("vocab_size trains a vocabulary and tokenizer brings one: give one of them")
+    keywords: dict[str, Any] = {
+        "tokenizer.vocab_size": vocab_size, "tokenizer.path": tokenizer, "workers": workers
+    }  # fmt: skip
+    if run is not None and not isinstance(run, Config):
+        texts = [run] if isinstance(run, (str, os.PathLike)) else list(run)
+        if len(texts) != 1 or not is_run("prepare", texts[0]):
+            keywords["text.sources"], run = [{"name": "corpus", "paths": _plain(texts)}], None
+        else:
+            run = find_run("prepare", texts[0])
+    built = _run(PrepareRun, "prepare", run, keywords, settings)
+    return make(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
+
+
+def pretrain(
+    run: PretrainRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    data: StrPath | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    init_from: StrPath | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train an encoder on prepared data.
+
+    `run`: a run file, or the name of one that comes with remask ("wiki_small", "roberta_base"): the network and the
+    recipe. `data`: what `prepare` made. `minutes` or `steps`: how long, in place of the run file's own. `init_from`: a
+    model to start from. `dry_run`: check everything, train nothing.
+
+    The result has the held-out `loss`, `perplexity`, `accuracy` and `bits_per_byte`; `out` is a model for `load`,
+    `finetune` and all others.
+
+    >>> remask.pretrain("wiki_small", data="prepared", minutes=60, out="encoder")["bits_per_byte"]  # doctest: +SKIP
+    """
+    from remask.pretraining.run import pretrain as train
+    from remask.pretraining.settings import PretrainRun, budget_alone
+
+    keywords = {"prepared": data, "init_from": init_from}
+    built = _run(PretrainRun, "pretrain", run, keywords, settings, budget_alone(minutes, steps))
+    return train(built, Path(out), progress=progress or Progress(), allow_change=allow_change, dry_run=dry_run)
 
 
 def adapt(
@@ -94,7 +168,7 @@ def adapt(
         "model": model, "corpus.paths": text, "general.paths": general, "validation": validation,
         "vocabulary": vocabulary, "tokens": tokens, "learn": learn, "train.minutes": minutes, "train.steps": steps,
     }  # fmt: skip
-    built = _run(AdaptRun, run, keywords, settings)
+    built = _run(AdaptRun, None, run, keywords, settings)
     return continue_on(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
@@ -140,7 +214,7 @@ def finetune(
         "table.text2": text2, "table.label": label, "seeds": seeds, "train.epochs": epochs, "learn": learn,
     }  # fmt: skip
     recipe = recipe_of(task) if run is None else ()
-    built = _run(FinetuneRun, run, keywords, settings, recipe)
+    built = _run(FinetuneRun, "finetune", run, keywords, settings, recipe)
     return tune(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
@@ -175,7 +249,7 @@ def search(
     }  # fmt: skip
     # What a search varies is not taken from a named task's recipe: a value that is given is not searched.
     recipe = recipe_of(task, [".".join(place) for place in TUNED.values()]) if run is None else ()
-    built = _run(SearchRun, run, keywords, settings, recipe)
+    built = _run(SearchRun, "search", run, keywords, settings, recipe)
     return find(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
@@ -203,7 +277,7 @@ def evaluate(
     from remask.evaluation.settings import EvaluateRun
 
     keywords = {"model": model, "tasks": tasks, "data": data, "test": test, "seeds": seeds, "minutes": minutes}
-    built = _run(EvaluateRun, run, keywords, settings)
+    built = _run(EvaluateRun, "evaluate", run, keywords, settings)
     return score(built, None if out is None else Path(out), progress=progress or Progress())
 
 
@@ -230,7 +304,7 @@ def predict(
     from remask.answer.predict import main as answer
 
     keywords = {"model": model, "file": file, "text": text, "text2": text2, "scores": scores}
-    return answer(_run(PredictRun, run, keywords, settings), Path(out), progress=progress or Progress())
+    return answer(_run(PredictRun, None, run, keywords, settings), Path(out), progress=progress or Progress())
 
 
 def encode(
@@ -251,7 +325,7 @@ def encode(
     from remask.answer.encode import main as write
 
     keywords = {"model": model, "file": file, "pooled": pooled}
-    return write(_run(EncodeRun, run, keywords, settings), Path(out), progress=progress or Progress())
+    return write(_run(EncodeRun, None, run, keywords, settings), Path(out), progress=progress or Progress())
 
 
 def export(
@@ -270,10 +344,51 @@ def export(
     from remask.exports.export import export as write
     from remask.exports.settings import ExportRun
 
-    built = _run(ExportRun, run, {"model": model, "to": to, "embedding": embedding}, settings)
+    built = _run(ExportRun, None, run, {"model": model, "to": to, "embedding": embedding}, settings)
     measure = None
     if built.eval_file is not None:
         from remask.evaluation.export_scores import scorer
 
         measure = scorer(built.model, built.eval_file, built.columns())
     return write(built, Path(out), measure)
+
+
+# --------------------------------------------------------------------------------------------------- studies
+
+
+def study(
+    run: StudyRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    name: str | None = None,
+    corpus: Sequence[StrPath] | None = None,
+    data: StrPath | None = None,
+    tasks: StrPath | None = None,
+    scale: str | None = None,
+    seeds: int | None = None,
+    settings: Settings | None = None,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Train, fine-tune and measure every row of a table with several seeds; `out` gets a page and a JSON.
+
+    `name`: a table of the papers ("table1", …); `run`: a definition of your own instead. `corpus` (text) or `data`
+    (prepared); `tasks`: the folder with the tasks' files. `dry_run`: only how long it will take here. The same call
+    goes on after a stop, and finished runs are never done again.
+
+    >>> remask.reports(name="table1", data="prepared", tasks="tasks", scale="tiny", out="study")   # doctest: +SKIP
+    """
+    from remask.studies.runner import estimate
+    from remask.studies.runner import study as do
+    from remask.studies.settings import StudyRun, definition_file
+
+    if (run is None) == (name is None):
+        raise UsageError("name or run: which study? Give one of them")
+    file = run if name is None else definition_file(name)
+    keywords = {"corpus": corpus, "prepared": data, "tasks": tasks, "scale": scale, "seeds": seeds}
+    built = _run(StudyRun, file, keywords, settings)
+    if not built.name:
+        assert isinstance(file, (str, os.PathLike))
+        built = built.model_copy(update={"name": Path(file).stem})
+    work = estimate if dry_run else do
+    return work(built, Path(out), progress=progress or Progress())

@@ -498,9 +498,9 @@ def _begin(work: Work, key: Mapping[str, Any]) -> None:
     known = json.loads(kept.read_bytes()) if kept.is_file() else None
     changed = differences(known, key) if known is not None else []
     if changed and work.pieces():
-        lines = "\n".join(f"  {name}: {json.dumps(old)} -> {json.dumps(new)}" for name, old, new in changed)
         raise ConfigError(
-            f"{work.out}: another command began this file; choose another --out or remove {work.folder}:\n{lines}"
+            f"{work.out}: another command began this file; choose another --out or remove {work.folder}:",
+            *(f"{name}: {json.dumps(old)} -> {json.dumps(new)}" for name, old, new in changed),
         )
     if work.out.exists() or work.out.is_symlink():
         if not changed and work.path(_RESULT).is_file():

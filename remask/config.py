@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -181,12 +182,48 @@ def find_base(name: str, beside: Path | None = None) -> Path:
     return folder / f"{name}.yaml"
 
 
-def _merge(under: Any, over: Any) -> Any:
+# verb -> the folders of runs/ with its run files. Where a name is in two of them, the first has it.
+NAMED_RUNS = {
+    "prepare": ("prepare",),
+    "pretrain": ("pretrain", "bases", "ablations"),
+    "finetune": ("finetune",),
+    "search": ("search",),
+    "evaluate": ("evaluate",),
+}
+
+
+def named_runs(verb: str) -> dict[str, Path]:
+    """The run files that come with remask for a verb, by name."""
+    known: dict[str, Path] = {}
+    for folder in NAMED_RUNS[verb]:
+        for file in sorted((runs_folder() / folder).glob("*.yaml")):
+            known.setdefault(file.stem, file)
+    return known
+
+
+def is_run(verb: str, word: str | os.PathLike[str]) -> bool:
+    """Whether a word means a run file: a YAML file, or a name of named_runs that no file or folder here has."""
+    return Path(word).suffix in (".yaml", ".yml") or (os.fspath(word) in named_runs(verb) and not Path(word).exists())
+
+
+def find_run(verb: str, word: str | os.PathLike[str]) -> Path:
+    """A run file by its path or its name."""
+    path, name, known = Path(word), os.fspath(word), named_runs(verb)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    if name not in known:
+        names = ", ".join(known)
+        raise ConfigError(f"{name!r} is neither a run file nor one of {names}{_nearest(name, list(known))}")
+    return known[name]
+
+
+def merge(under: Any, over: Any) -> Any:
+    """Nested values, those of `over` winning."""
     if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
         return over
     merged = dict(under)
     for key, value in over.items():
-        merged[key] = _merge(under[key], value) if key in under else value
+        merged[key] = merge(under[key], value) if key in under else value
     return merged
 
 
@@ -223,29 +260,40 @@ def build_run(
     """Put a run together. `options` are values of command-line options by dotted key; None means not given."""
     source = _read(file) if file else _Source("command line", {}, {})
     values = dict(source.values)
-    written_base = values.pop("base", None)
+    # A model with a field of that name means something of its own by it (a study: its rows').
+    written_base = None if "base" in model.model_fields else values.pop("base", None)
     if written_base is not None and not isinstance(written_base, str):
         raise ConfigError(f"{source.place(['base'])}: base must be one name, not {written_base!r}")
     base = base or written_base
-    sources = [source]
-    under: Any = {}
-    if base is not None:
-        base_source = _read(find_base(base, file))
-        if "base" in base_source.values:
-            raise ConfigError(f"{base_source.place(['base'])}: a base has no base of its own")
-        under = base_source.values
-        sources.append(base_source)
-    merged = _merge(under, values)
+    under, sources = _under(base, file, source)
+    merged = merge(under, values)
     for word in assignments:
         parts, value = parse_assignment(word)
-        merged = _merge(merged, _nest(parts, value))
+        merged = merge(merged, _nest(parts, value))
         sources.insert(0, _Source(f"--set {word}", {}, {tuple(parts[: i + 1]): 0 for i in range(len(parts))}))
     for key, value in (options or {}).items():
         if value is not None:
-            merged = _merge(merged, _nest(key.split("."), value))
+            merged = merge(merged, _nest(key.split("."), value))
     run = _validate(model, merged, sources)
     reference = _validate(model, _fill_required(under, merged, model), sources)
     return Built(run, base or "defaults", differences(dump(reference), dump(run)))
+
+
+def build_values(model: type[ConfigT], values: Mapping[str, Any], *, place: str, base: str | None = None) -> ConfigT:
+    """A run from plain nested values over a base, as a part of another file holds them; errors name `place`."""
+    source = _Source(place, values, {})
+    under, sources = _under(base, None, source)
+    return _validate(model, merge(under, values), [source, *sources[1:]])
+
+
+def _under(base: str | None, beside: Path | None, source: _Source) -> tuple[Any, list[_Source]]:
+    """(a base's values, the files that a key may stand in)."""
+    if base is None:
+        return {}, [source]
+    base_source = _read(find_base(base, beside))
+    if "base" in base_source.values:
+        raise ConfigError(f"{base_source.place(['base'])}: a base has no base of its own")
+    return base_source.values, [source, base_source]
 
 
 def _fill_required(under: Any, merged: Any, model: type[Config]) -> Any:
@@ -296,7 +344,8 @@ def _explain(model: type[Config], problem: dict[str, Any], sources: Sequence[_So
     if problem["type"] == "extra_forbidden":
         owner = _owner(model, path)
         known = sorted(owner.model_fields) if owner else []
-        return f"{place}: unknown key {key}{_nearest(str(path[-1]), known) or ' (known: ' + ', '.join(known) + ')'}"
+        near = _named_so(model, str(path[-1])) or _nearest(str(path[-1]), known)
+        return f"{place}: unknown key {key}{near or ' (known: ' + ', '.join(known) + ')'}"
     if problem["type"] == "missing":
         return f"{place}: {key} is needed"
     message = problem["msg"].removeprefix("Value error, ").removeprefix("Input ")
@@ -333,6 +382,26 @@ def _owner(model: type[Config], path: Sequence[str | int]) -> type[Config] | Non
 def _nearest(word: str, known: Sequence[str]) -> str:
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     return f"; did you mean {match[0]}?" if match else ""
+
+
+# What people type -> the name of the setting.
+_SHORT_NAMES = {"lr": "learning_rate", "wd": "weight_decay", "bs": "num_rows", "batch_size": "num_rows"}
+
+
+def _named_so(model: type[Config], word: str) -> str:
+    """The settings of this name anywhere in the run: `learning_rate` and `lr` are train.learning_rate."""
+    keys = [key for key in _keys(model) if key.rpartition(".")[2] == _SHORT_NAMES.get(word, word)]
+    return f"; did you mean {' or '.join(keys)}?" if 0 < len(keys) <= 3 else ""
+
+
+def _keys(model: type[Config], prefix: str = "") -> Iterator[str]:
+    """The dotted name of every setting that is not a part of its own."""
+    for name, field in model.model_fields.items():
+        part = _config_type(field.annotation)
+        if part is None:
+            yield f"{prefix}{name}"
+        else:
+            yield from _keys(part, f"{prefix}{name}.")
 
 
 def _short(value: Any) -> str:

@@ -4,6 +4,10 @@ Raise the class that fits with one sentence: the value, the place, what is allow
 prints that sentence and exits with the code; `--debug` shows the traceback. Our own mistakes are `assert`s.
 """
 
+import shlex
+import sys
+from pathlib import Path
+
 
 class RemaskError(Exception):
     """A mistake or fault outside the program; never raised itself."""
@@ -70,3 +74,18 @@ class ConfigError(RemaskError):
     """A bad run file or setting, or a resume that was refused."""
 
     exit_code = 78
+
+
+def install_command(extra: str) -> str:
+    """The command that adds an extra of pyproject.toml here: to the checkout that runs, or to the installed package."""
+    python, root = _from_here(Path(sys.executable)), Path(__file__).resolve().parents[1]
+    if not all((root / name).is_file() for name in ("pyproject.toml", "constraints.txt")):
+        return shlex.join([python, "-m", "pip", "install", f"remask[{extra}]"])
+    constraints = _from_here(root / "constraints.txt")
+    return shlex.join([python, "-m", "pip", "install", "-c", constraints, "-e", f"{_from_here(root)}[{extra}]"])
+
+
+def _from_here(path: Path) -> str:
+    """As short as a shell in this folder takes it."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

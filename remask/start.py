@@ -44,6 +44,11 @@ class StartSettings(Config):
     bias: Literal["zeros", "frequencies"] = switch(
         "zeros", "the masked-LM bias starts at 0, or at the log frequencies of the data's tokens", effect="math"
     )
+    head: Literal["random", "direct"] = switch(
+        "random",
+        "the masked-LM head's matrix: random, or near the identity, so that a state answers what it lies near to",
+        effect="math",
+    )
     new_tokens: Literal["random", "counted"] = switch(
         "counted", "tokens that the model of init_from does not know: random, or from counts", effect="math"
     )
@@ -76,7 +81,14 @@ class StartSettings(Config):
         0.5, "how much of the mean over the neighbours a layer adds", effect="math", samples=[0.25], gt=0
     )
     neighbour_noise: float = switch(
-        0.2, "share of the random start that values and output of attention keep", effect="math", samples=[1.0], ge=0
+        0.2,
+        "share of the random start that attention's values and output and a direct head keep",
+        effect="math",
+        samples=[1.0],
+        ge=0,
+    )
+    head_share: float = switch(
+        0.3, "of the identity in a direct head; below 1 its GELU is nearly straight", effect="math", samples=[1.0], gt=0
     )
     neighbour_reach: float = switch(
         2.0, "learned positions without a window: how many tokens away is near", effect="math", samples=[6.0], gt=0
@@ -126,6 +138,8 @@ def start_network(
             settings.neighbour_reach,
             settings.neighbour_peak,
         )
+    if settings.head == "direct":
+        counted.start_head(network, settings.head_share, settings.neighbour_noise)
     if settings.bias == "frequencies":
         counted.start_bias(network, tokens.log_frequencies(network.settings.vocab_size))
 
@@ -217,6 +231,7 @@ def counted_vectors(
     identity = {
         "version": _VERSION,
         "shards": _training_files(tokens),
+        "tokens": tokens.num_tokens,  # a run may read less than there is
         "vocab_size": vocab_size,
         "width": width,
         "counting": settings.counting(),

@@ -27,7 +27,7 @@ from multiprocessing.sharedctypes import RawArray
 from typing import Any, Literal, TypeVar
 
 from remask import signals
-from remask.errors import GaveUpError, RemaskError, UnavailableError
+from remask.errors import GaveUpError, RemaskError, UnavailableError, install_command
 
 Engine = Literal["local", "ray"]
 ItemT = TypeVar("ItemT")
@@ -263,7 +263,7 @@ def _joined_ray(workers: int) -> Any:
     try:
         import ray
     except ImportError:
-        raise UnavailableError("--engine ray needs the ray extra: pip install 'remask[ray]'") from None
+        raise UnavailableError(f"--engine ray needs the ray extra: {install_command('ray')}") from None
     if not ray.is_initialized():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         address = os.environ.get("RAY_ADDRESS")

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from remask.progress import duration
-from remask.study.charts import Bar, Rule, Series, bar_chart, line_chart
-from remask.study.page import Page, Tile
-from remask.study.runs import RunFolder
+from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
+from remask.reports.page import Page, Tile
+from remask.reports.runs import RunFolder
 
 MEASURES = {
     "loss": "loss of masked tokens (nats)",

@@ -63,7 +63,7 @@ def adapt(run: AdaptRun, out: Path, *, progress: Progress, allow_change: Sequenc
         }
         values = work.kept("result", lambda: values)  # a repeated call tells what the first one told
         artifacts.write_json(out / "adapt.json", values)
-        from remask.study.runs import read_run
+        from remask.reports.runs import read_run
 
         artifacts.write_bytes(out / "report.html", adaptation_report(values, read_run(out / "pretrain")).encode())
     return values

@@ -110,8 +110,8 @@ def _prepare(
     tokenizer: Mapping[str, Any],
     progress: Progress,
 ) -> dict[str, Any]:
-    from remask.commands.prepare import PrepareRun
-    from remask.commands.prepare import main as prepare
+    from remask.preparation.prepare import prepare
+    from remask.preparation.settings import PrepareRun
 
     settings = {
         "seed": run.seed,

@@ -14,7 +14,9 @@ import torch
 
 from remask.model.attention import Sight, rotary_angles, rotate
 from remask.model.encoder import Attention
+from remask.model.hashed import attend_hashed
 from remask.model.network import Network
+from remask.model.settings import ModelSettings
 from remask.schema import Batch
 
 # Shapes: S tokens of the row, N heads, K width of a head.
@@ -49,6 +51,9 @@ def attention_maps(network: Network, batch: Batch) -> np.ndarray:
         if settings.positions == "rotary":
             base = settings.rotary_base if window is None else settings.rotary_base_local
             qkv_3BNSK = rotate(qkv_3BNSK, rotary_angles(positions_BS, settings.head_size, base))
+        if settings.is_hashed(layer):
+            maps.append(_hashed(qkv_3BNSK, sight, settings, layer))
+            continue
         q_NSK, k_NSK = qkv_3BNSK[0, 0], qkv_3BNSK[1, 0]
         # fp32 again: under autocast the product is bf16
         scores_NSS = (q_NSK @ k_NSK.transpose(-1, -2)).float() * settings.head_size**-0.5
@@ -56,3 +61,13 @@ def attention_maps(network: Network, batch: Batch) -> np.ndarray:
         bias = sight.bias(window, scores_NSS.dtype)
         maps.append((scores_NSS if bias is None else scores_NSS + bias[0, :, 0]).softmax(-1))
     return torch.stack(maps).cpu().numpy()
+
+
+def _hashed(qkv_3BNSK: torch.Tensor, sight: Sight, settings: ModelSettings, layer: int) -> torch.Tensor:
+    """probabilities_NSS: what hashed attention gives where every token's value is the token itself."""
+    _, _, num_heads, size, _ = qkv_3BNSK.shape
+    itself_BNSS = torch.eye(size, device=qkv_3BNSK.device).expand(1, num_heads, size, size)
+    return attend_hashed(
+        qkv_3BNSK[:2], itself_BNSS, sight, rounds=settings.hash_rounds, bucket_size=settings.bucket_size,
+        seed=settings.hash_seed, layer=layer,
+    )[0]  # fmt: skip

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from remask.config import Built, ConfigT, build_run, to_yaml
+from remask.config import Built, ConfigT, build_run, find_run, is_run, to_yaml
 from remask.progress import Progress
 from remask.visible import visible, visible_json
 from remask.workers import is_first_rank as is_first_rank
@@ -79,10 +79,11 @@ def program() -> str:
     return shlex.quote(str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute))
 
 
-def run_file(words: Sequence[str]) -> tuple[Path | None, str | None, tuple[str, ...]]:
-    """The words of a verb's short form: (run file or None, the first other word, the rest)."""
-    if words and words[0].endswith((".yaml", ".yml")):
-        return Path(words[0]), words[1] if len(words) > 1 else None, tuple(words[2:])
+def run_file(words: Sequence[str], verb: str | None = None) -> tuple[Path | None, str | None, tuple[str, ...]]:
+    """The words of a verb's short form: (run file or None, the first other word, the rest). `verb`: also by name."""
+    if words and (words[0].endswith((".yaml", ".yml")) or (verb is not None and is_run(verb, words[0]))):
+        file = Path(words[0]) if verb is None else find_run(verb, words[0])
+        return file, words[1] if len(words) > 1 else None, tuple(words[2:])
     return None, words[0] if words else None, tuple(words[1:])
 
 

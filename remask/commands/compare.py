@@ -16,7 +16,7 @@ from remask.commands import Common, common_options
 from remask.config import differences
 from remask.errors import RemaskError, UsageError
 from remask.progress import Progress
-from remask.study.report import (
+from remask.reports.report import (
     COMPARED_VALUES,
     cautions,
     compared_values,
@@ -24,7 +24,7 @@ from remask.study.report import (
     short_names,
     shown_keys,
 )
-from remask.study.runs import RunFolder, read_run
+from remask.reports.runs import RunFolder, read_run
 
 
 @click.command()

@@ -19,15 +19,24 @@ import click
 
 from remask import __version__
 from remask.commands import Common, common_options
+from remask.errors import install_command
 from remask.workers import num_cores
 
+# Every extra of pyproject.toml: a module that comes with it alone, and what it is for.
 EXTRAS = {
     "fast": ("gigatoken", "vocabulary and encoding at many times the speed"),
     "hf": ("datasets", "hf:NAME as a source of text, and comparison with transformers"),
     "html": ("trafilatura", "the more precise extraction of web pages"),
+    "onnx": ("onnxruntime", "remask export --to onnx and --to int8"),
     "ray": ("ray", "preparing a corpus on many machines"),
     "search": ("optuna", "remask search"),
     "serve": ("fastapi", "remask serve"),
+    "tensorboard": ("tensorboard", "train.trackers=[tensorboard]"),
+    "wandb": ("wandb", "train.trackers=[wandb]"),
+    "mlflow": ("mlflow", "train.trackers=[mlflow]"),
+    "zh": ("rjieba", "tokenizer.words=jieba: Chinese words in masks"),
+    "test": ("pytest", "the tests; make test installs it"),
+    "bench": ("openvino", "the speed table; make bench installs it"),
 }
 MIN_MEMORY_GB, MIN_DISK_GB = 4, 5
 
@@ -124,10 +133,17 @@ def _extras() -> list[Finding]:
     found = []
     for extra, (module, use) in EXTRAS.items():
         if importlib.util.find_spec(module):
-            found.append(Finding(f"extra {extra}", "ok", f"{module} {importlib.metadata.version(module)}"))
+            found.append(Finding(f"extra {extra}", "ok", f"{module} {_version(module)}"))
         else:
-            found.append(Finding(f"extra {extra}", "note", "not installed", f"pip install 'remask[{extra}]' for {use}"))
+            advice = f"for {use}: {install_command(extra)}"
+            found.append(Finding(f"extra {extra}", "note", "not installed", advice))
     return found
+
+
+def _version(module: str) -> str:
+    """Of the distribution that has the module; mlflow-skinny has mlflow."""
+    distribution = importlib.metadata.packages_distributions().get(module, [module])[0]
+    return importlib.metadata.version(distribution)
 
 
 @click.command()

@@ -14,7 +14,7 @@ from remask.evaluation.settings import GROUPS, ZERO_SHOT, EvaluateRun
 
 
 @click.command()
-@click.argument("word", metavar="RUN.yaml | MODEL")
+@click.argument("word", metavar="RUN.yaml | NAME | MODEL")
 @click.option(
     "--tasks",
     help="Comma-separated: glue, glue:NAME, ner, squad1, squad2, race, wsc, blimp, claims, perplexity.",
@@ -56,7 +56,7 @@ def command(
     remask evaluate MODEL --test held-out.csv
     """
     common = common.of_rank()
-    file, model, _ = run_file((word,))
+    file, model, _ = run_file((word,), "evaluate")
     names = None if tasks is None else [name.strip() for name in tasks.split(",") if name.strip()]
     if options["test"] and len(texts) > 1:
         raise UsageError(f"--text {' --text '.join(texts)}: a file given as --test has one column with the text")

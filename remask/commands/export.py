@@ -26,6 +26,8 @@ from remask.exports.settings import ExportRun
 @click.option("--min-agreement", type=float, help="int8 without --eval: answers that stay the same; default 0.9.")
 @click.option("--keep", multiple=True, help="int8: a part that stays fp32, such as down; may be given again.")
 @click.option("--title", help="First line of the model card.")
+@click.option("--license", help="For the card, such as apache-2.0.")
+@click.option("--language", help="For the card, such as en.")
 @common_options
 def command(common: Common, words: str, out: Path, keep: tuple[str, ...], **options: Any) -> None:
     """Write MODEL for transformers, or as an ONNX graph in fp32 or int8.

@@ -11,7 +11,7 @@ import click
 
 from remask import api
 from remask.commands import Common, common_options, is_first_rank
-from remask.config import parse_assignment
+from remask.config import find_run, parse_assignment
 from remask.errors import UsageError
 from remask.tune.settings import TUNED, FinetuneRun, recipe_of
 
@@ -19,7 +19,7 @@ from remask.tune.settings import TUNED, FinetuneRun, recipe_of
 def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """The options that say what is fine-tuned on what; `search` has them, too."""
     options = [
-        click.argument("file", required=False, type=click.Path(path_type=Path)),
+        click.argument("run_name", required=False, metavar="[RUN.yaml | NAME]"),
         click.option(
             "--task",
             help="classify, regress, multilabel, pair, ner, qa, choice, or a named one: glue:NAME, squad2, race, …",
@@ -57,19 +57,22 @@ def with_recipe(common: Common, file: Path | None, task: str | None, without: Se
 @click.option("--from-scratch", is_flag=True, help="The same network with random weights, for comparison.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the model and its results.")
 @click.option("--epochs", "train__epochs", type=float, help="Passes over the training data.")
+@click.option("--lr", "train__learning_rate", type=float, help="Peak learning rate.")
+@click.option("--batch-size", "batch__num_rows", type=int, help="Rows in a batch.")
 @click.option(
     "--grid", "grid_words", multiple=True, metavar="NAME=A,B…",
     help=f"Try values with one another: lr=1e-5,2e-5 (names: {', '.join(TUNED)}; may be given several times).",
 )  # fmt: skip
 @common_options
 def command(
-    common: Common, file: Path | None, out: Path, from_scratch: bool, grid_words: tuple[str, ...], **options: Any
+    common: Common, run_name: str | None, out: Path, from_scratch: bool, grid_words: tuple[str, ...], **options: Any
 ) -> None:
     """Fine-tune a model on a task of your own or of the papers.
 
     remask finetune --task classify --init MODEL --train my.csv --text body --label topic --out DIR
     """
     common = common.of_rank()
+    file = None if run_name is None else find_run("finetune", run_name)
     options |= {f"grid__{name}": values for name, values in map(_grid_word, " ".join(grid_words).split())}
     options["init_weights"] = False if from_scratch else None
     built = with_recipe(common, file, options["task"]).build(FinetuneRun, file, **options)

@@ -101,7 +101,7 @@ def _answer_texts(common: Common, run: PredictRun, words: Sequence[str]) -> None
         asked, places = [tuple(line.split("\t")) for _, line in numbered], [f"stdin:{number}" for number, _ in numbered]
     values = answer_texts(run, asked, places)
     _say_cut(common, values)
-    common.result(values, "\n".join("\t".join(map(shown_cell, one.values())) for one in values["answers"]))
+    common.result(values, "\n".join("  ".join(map(shown_cell, one.values())) for one in values["answers"]))
 
 
 def _say_cut(common: Common, values: dict[str, Any]) -> None:

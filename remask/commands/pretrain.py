@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
+from remask import api
 from remask.artifacts import MANIFEST
 from remask.commands import Common, common_options, is_first_rank
-from remask.config import Built, build_run
+from remask.config import Built, find_run
 from remask.errors import UsageError
-from remask.pretraining.run import pretrain as main
-from remask.pretraining.settings import BUDGETS, PretrainRun
+from remask.pretraining.settings import PretrainRun, budget_alone
 from remask.pretraining.start import prepared_of, with_form
 
 ALL_HELD_OUT = 1 - 2**-52  # a share must be below 1
 
 
 @click.command()
-@click.argument("run_file", type=click.Path(path_type=Path))
+@click.argument("run_file", metavar="RUN.yaml | NAME")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="The run folder.")
 @click.option("--data", type=click.Path(path_type=Path), help="Prepared data (remask prepare).")
 @click.option("--minutes", type=float, help="Use so many minutes.")
@@ -38,7 +36,7 @@ ALL_HELD_OUT = 1 - 2**-52  # a share must be below 1
 )
 @common_options
 def command(
-    run_file: Path,
+    run_file: str,
     out: Path,
     data: Path | None,
     minutes: float | None,
@@ -47,20 +45,17 @@ def command(
     validation: Path | None,
     common: Common,
 ) -> None:
-    """Train an encoder on prepared data. The same command in the same folder goes on."""
+    """Train an encoder on prepared data. The same command in the same folder goes on.
+
+    NAME is one of the run files that come with remask: remask pretrain wiki_small --data PREPARED --out DIR
+    """
     common = common.of_rank()
-    given: Mapping[str, Any] = {"minutes": minutes, "steps": steps}
-    if any(value is not None for value in given.values()):
-        # A budget on the command line stands alone: the run file's own would otherwise end the run earlier.
-        others = tuple(f"train.{name}=null" for name in BUDGETS if given.get(name) is None)
-        common = dataclasses.replace(common, assignments=(*common.assignments, *others))
+    common = dataclasses.replace(common, assignments=(*common.assignments, *budget_alone(minutes, steps)))
     built: Built[PretrainRun] = common.build(
         PretrainRun,
-        run_file,
+        find_run("pretrain", run_file),
         prepared=None if data is None else str(data),
         init_from=None if init_from is None else str(init_from),
-        train__minutes=minutes,
-        train__steps=steps,
     )
     common.show_differences(built)
     run = built.run
@@ -69,7 +64,9 @@ def command(
         run = with_form(run)
     if validation is not None:
         run = run.model_copy(update={"validation": _prepared_validation(run, validation, out, common)})
-    result = main(run, out, progress=common.progress, allow_change=common.allow_change, dry_run=common.dry_run)
+    result = api.pretrain(
+        run, out=out, progress=common.progress, allow_change=common.allow_change, dry_run=common.dry_run
+    )
     if common.dry_run:
         common.result(result, "the run is sound; nothing was trained")
     elif is_first_rank():
@@ -87,14 +84,8 @@ def _prepared_validation(run: PretrainRun, file: Path, out: Path, common: Common
         return file
     if common.dry_run:
         raise UsageError("--dry-run with --validation: give prepared data; a dry run prepares no text")
-    from remask.commands.prepare import PrepareRun
-    from remask.commands.prepare import main as prepare
-
-    options = {
-        "text.sources": [{"name": "validation", "paths": [str(file)]}],
-        "text.heldout_fraction": ALL_HELD_OUT,
-        "tokenizer.path": str(prepared_of(run) / "tokenizer"),
-    }
+    settings = {"text.heldout_fraction": ALL_HELD_OUT}
     if is_first_rank():
-        prepare(build_run(PrepareRun, options=options).run, out / "validation", progress=common.progress)
+        tokenizer = prepared_of(run) / "tokenizer"
+        api.prepare([file], out=out / "validation", tokenizer=tokenizer, settings=settings, progress=common.progress)
     return out / "validation"

@@ -9,9 +9,6 @@ from typing import Any
 import click
 
 from remask.commands import Common, common_options, program
-from remask.commands.prepare import PrepareRun
-from remask.commands.prepare import main as prepare
-from remask.config import build_run
 from remask.progress import duration
 from remask.starter.run import pretrain_run, quickstart
 from remask.starter.settings import QuickstartRun
@@ -33,11 +30,7 @@ def command(corpus: tuple[str, ...], minutes: float | None, preset: str | None, 
     pretrain_run(run, out)  # a preset that does not exist is known before anything is done
     if common.dry_run:
         return
-
-    def prepared(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-        return prepare(build_run(PrepareRun, options=settings).run, folder, progress=common.progress)
-
-    values = quickstart(run, out, progress=common.progress, prepare=prepared, program=program())
+    values = quickstart(run, out, progress=common.progress, program=program())
     common.result(values, summary(values))
 
 

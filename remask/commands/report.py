@@ -8,8 +8,8 @@ import click
 
 from remask.artifacts import write_page
 from remask.commands import Common, common_options
-from remask.study.report import training_report
-from remask.study.runs import read_run
+from remask.reports.report import training_report
+from remask.reports.runs import read_run
 
 
 @click.command()

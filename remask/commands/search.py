@@ -11,6 +11,7 @@ import click
 from remask import api
 from remask.commands import Common, common_options
 from remask.commands.finetune import task_options, with_recipe
+from remask.config import find_run
 from remask.errors import UsageError
 from remask.tune.settings import TUNED, SearchRun
 
@@ -21,12 +22,13 @@ from remask.tune.settings import TUNED, SearchRun
 @click.option("--trials", "search__trials", type=int, help="Fine-tuning runs in all; more may be asked for later.")
 @click.option("--prune", "search__prune", is_flag=True, default=None, help="End trials that fall behind.")
 @common_options
-def command(common: Common, file: Path | None, out: Path, **options: Any) -> None:
+def command(common: Common, run_name: str | None, out: Path, **options: Any) -> None:
     """Search the recipe of a fine-tuning run: learning rate, batch, epochs, warmup.
 
     remask search --task classify --init MODEL --train my.csv --text body --label topic --trials 20 --out DIR
     """
     started = time.monotonic()
+    file = None if run_name is None else find_run("search", run_name)
     # What a search varies is not taken from a named task's recipe: a value that is given is not searched.
     varied = [".".join(place) for place in TUNED.values()]
     built = with_recipe(common, file, options["task"], without=varied).build(SearchRun, file, **options)

@@ -12,7 +12,7 @@ import click
 
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, setting
-from remask.errors import UnavailableError
+from remask.errors import UnavailableError, install_command
 from remask.progress import Progress
 from remask.serve.catalog import entries
 from remask.serve.settings import ServeSettings
@@ -58,7 +58,7 @@ def main(run: ServeRun, token: str | None, *, common: Common) -> None:
     try:
         from remask.serve.server import Address, check_address, serve
     except ImportError as error:
-        raise UnavailableError(f'{error.name or error} is not installed: pip install "remask[serve]"') from None
+        raise UnavailableError(f"{error.name or error} is not installed: {install_command('serve')}") from None
     address = Address(run.host, run.port, token)
     check_address(address)
     found = entries(run.models)

@@ -14,7 +14,7 @@ from remask.config import Config, Switch, switches
 # verb -> the run model whose switches it reads, by name so that nothing is imported before it is asked for.
 RUN_MODELS = {
     "quickstart": "remask.starter.settings:QuickstartRun",
-    "prepare": "remask.commands.prepare:PrepareRun",
+    "prepare": "remask.preparation.settings:PrepareRun",
     "inspect": "remask.commands.inspect:InspectRun",
     "pretrain": "remask.pretraining.settings:PretrainRun",
     "adapt": "remask.adaptation.settings:AdaptRun",
@@ -27,6 +27,7 @@ RUN_MODELS = {
     "serve": "remask.commands.serve:ServeRun",
     "import": "remask.commands.import:ImportRun",
     "export": "remask.commands.export:ExportRun",
+    "study": "remask.studies.settings:StudyRun",
     "describe": "remask.commands.describe:DescribeRun",
 }
 

@@ -369,7 +369,7 @@ def open_batches(
 ) -> Batches:
     """Batches of the train split. What follows the progress of the training needs `total_steps` (see `with_steps`)."""
     _check(settings, world_size)
-    tokens = Tokens.open(prepared, "train")
+    tokens = Tokens.open(prepared, "train").first(settings.max_tokens)
     bert_layout = uses_bert_layout(settings, tokenizer)
     lengths = [settings.length]
     if settings.short_steps:

@@ -96,7 +96,10 @@ def _heldout(prepared: Path, settings: DataSettings, tokenizer: Vocabulary, sour
         tokens = replace(tokens, sources={name: tokens.sources[name] for name in sources if name in tokens.sources})
     if not tokens.num_tokens:
         where = f" of {', '.join(sources)}" if sources else ""
-        raise DataError(f"{prepared}: holds no held-out text{where}; prepare with a heldout fraction above 0")
+        raise DataError(
+            f"{prepared}: holds no held-out text{where}; prepare two sentences at least, with text.heldout_fraction "
+            "above 0"
+        )
     recipe = Recipe.of(settings, settings.length, uses_bert_layout(settings, tokenizer), SEED)
     examples = open_index(tokens, recipe, None)
     masker = Masker(MaskingSettings(repeat="static"), tokenizer)
@@ -120,9 +123,10 @@ def word_batches(
     tokenizer: ByteVocabulary,
     *,
     max_documents: int | None = None,
+    max_bytes: int | None = None,
     rows: int | None = None,
 ) -> list[Batch]:
-    """Rows of the first documents of each held-out source in which words are masked whole, for bits per byte.
+    """Rows of the first documents (or bytes) of each held-out source, words masked whole, for bits per byte.
 
     A word stands between white spaces; it is picked by (source, document, bytes that are no white space before it),
     which is the same in every vocabulary that keeps the text as it is. All its tokens show the mask token.
@@ -130,7 +134,7 @@ def word_batches(
     fixed = DataSettings(format="doc-sentences", length=evaluation_length(settings))
     corpus = _heldout(prepared, fixed, tokenizer, settings.evaluation.sources)
     words = [
-        _WordPicks(corpus, number, tokenizer, settings.evaluation.rate, max_documents)
+        _WordPicks(corpus, number, tokenizer, settings.evaluation.rate, max_documents, max_bytes)
         for number in range(len(corpus.sources))
     ]
     inside = [np.flatnonzero(one.starts < picks.end) for one, picks in zip(corpus.examples, words, strict=True)]
@@ -161,7 +165,13 @@ class _WordPicks:
     """Which tokens of a source's first documents belong to a picked word."""
 
     def __init__(
-        self, corpus: Corpus, number: int, tokenizer: ByteVocabulary, rate: float, max_documents: int | None
+        self,
+        corpus: Corpus,
+        number: int,
+        tokenizer: ByteVocabulary,
+        rate: float,
+        max_documents: int | None,
+        max_bytes: int | None,
     ) -> None:
         source = corpus.sources[number]
         offsets = source.document_offsets[: None if max_documents is None else max_documents + 1]
@@ -181,6 +191,9 @@ class _WordPicks:
         key = order.key_of("words", corpus.names[number], SEED)
         bits = order.draw(order.draw(key, document), before[first] - before[offsets[document]])
         taken = order.uniform(bits) < rate
+        if max_bytes is not None:  # counted without white space: the same words in every vocabulary
+            taken &= before[first] < max_bytes
+            self.end = int(np.searchsorted(before, max_bytes))  # no row that begins behind it is read
         # White space before a word goes with it, in one token or in its own: the bytes are the same either way.
         self.picked = taken[np.cumsum(starts) - 1] if len(first) else np.zeros(0, bool)
 

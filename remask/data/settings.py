@@ -157,6 +157,13 @@ class DataSettings(Config):
     source_weights: dict[str, float] = setting(
         {}, "Share of the rows by source; none given: every source passes equally often"
     )
+    max_tokens: int | None = switch(
+        None,
+        "Training text that is read at most, in tokens: the first documents of every source; null: all of it",
+        effect="data",
+        samples=[1500],
+        ge=1,
+    )
     masking: MaskingSettings = MaskingSettings()
     batch: BatchSettings = BatchSettings()
     evaluation: EvaluationSettings = EvaluationSettings()

@@ -9,7 +9,7 @@ as one sequence. Not here: who makes the ids (tokenizer/), and examples.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from remask import artifacts
+from remask.config import fingerprint
 from remask.errors import DataError
 
 STAGE = "prepared"
@@ -219,6 +220,14 @@ class Tokens:
     def num_tokens(self) -> int:
         return sum(source.num_tokens for source in self.sources.values())
 
+    def first(self, max_tokens: int | None) -> Tokens:
+        """The first documents of every source, of its size its share of `max_tokens`, at least one each; None: all."""
+        if max_tokens is None or max_tokens >= self.num_tokens:
+            return self
+        share = max_tokens / self.num_tokens
+        sources = {name: _first(source, round(share * len(source))) for name, source in self.sources.items()}
+        return replace(self, sources=sources, fingerprint=fingerprint([self.fingerprint, max_tokens]))
+
     def log_frequencies(self, vocab_size: int, most: int = 50_000_000) -> np.ndarray:
         """Natural logarithm of every id's share of the tokens, each counted once more than it is there.
 
@@ -246,6 +255,25 @@ class Tokens:
             before.append(shard)
         sources = {name: SourceTokens(name, shards) for name, shards in by_source.items()}
         return cls(prepared, split, sources, artifact.fingerprint, dict(artifact.counts))
+
+
+def _first(source: SourceTokens, max_tokens: int) -> SourceTokens:
+    shards = []
+    for shard in source.shards:
+        room = max_tokens - shard.token_base
+        if shards and room <= 0:
+            break
+        num_documents = max(1 if not shards else 0, int(np.searchsorted(shard.document_offsets, room, "right")) - 1)
+        end = int(shard.document_offsets[min(num_documents, shard.num_documents)])
+        cut = replace(
+            shard,
+            ids=shard.ids[:end],
+            document_offsets=shard.document_offsets[: num_documents + 1],
+            sentence_starts=shard.sentence_starts[: int(np.searchsorted(shard.sentence_starts, end))],
+            words=shard.words[: -(-end // 8)],
+        )
+        shards.append(cut)
+    return SourceTokens(source.name, shards)
 
 
 def _open_shard(artifact: artifacts.Artifact, facts: dict[str, Any], token_base: int, document_base: int) -> Shard:

@@ -15,7 +15,7 @@ from remask import artifacts
 from remask.errors import ConfigError
 from remask.evaluation.settings import FileTable
 from remask.progress import counted
-from remask.study.task_report import file_report
+from remask.reports.task_report import file_report
 from remask.tasks.kind import Problem
 from remask.tune.finetune import score_lines
 

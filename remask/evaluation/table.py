@@ -8,7 +8,7 @@ from typing import Any
 
 from remask.evaluation import file
 from remask.evaluation.settings import GROUPS
-from remask.tasks.metrics import certainty
+from remask.tasks.metrics import certainty, shown_names
 from remask.tasks.specs import TASKS
 
 NOT_IN_MEAN = ("glue:wnli",)  # as in the paper's averages over dev sets: its dev set contradicts its training set
@@ -42,7 +42,8 @@ def render(values: Mapping[str, Any]) -> str:
     for task, result in values["tasks"].items():
         rows += _rows(task, result, start)
         shown = official(task) if task in TASKS else (result["metric"],)
-        others = [f"{name} {_number(value)}" for name, value in result["metrics"].items() if name not in shown]
+        names = [name for name in shown_names(result["metrics"], result["metric"]) if name not in shown]
+        others = [f"{name} {_number(result['metrics'][name])}" for name in names]
         details += [f"{task}: {', '.join(others)}"] if others else []
         details += [f"{task}: {note}" for note in result["notes"]]
         details += [f"{task}: {name} {value:.4f}" for name, value in result.get("categories", {}).items()]

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from remask.tokenizer import Tokenizer
 
 MAX_WORD_DOCUMENTS = 64  # of each held-out source, for bits per byte of whole words
+BYTES_A_TOKEN = 4  # about: what a limit of rows means in bytes, whatever the vocabulary
 PSEUDO_SENTENCES = 128  # each token of each is masked once: so many rows that a sample must do
 PSEUDO_TOKENS = 64
 ALL_HELD_OUT = 1 - 2**-52  # a share must be below 1
@@ -158,7 +159,8 @@ def perplexity_sources(data: Path, texts: Sequence[str]) -> dict[str, Path]:
 
 def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> None:
     """A text file as prepared data of the model's vocabulary, all of it held out."""
-    from remask.commands import prepare
+    from remask.preparation.prepare import prepare
+    from remask.preparation.settings import PrepareRun
 
     options = {
         "text.sources": [{"name": "text", "paths": [str(path.resolve())]}],
@@ -168,7 +170,7 @@ def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> 
     }
     quiet = Progress(quiet=True)  # its stages are no news here
     progress.say(f"  {path.name}: preparing")
-    prepare.main(build_run(prepare.PrepareRun, options=options).run, folder, progress=quiet)
+    prepare(build_run(PrepareRun, options=options).run, folder, progress=quiet)
 
 
 def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Progress) -> dict[str, Any]:
@@ -190,7 +192,8 @@ def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Pro
         with judge.asked() as network:
             found = held_out(network, held, tokenizer.token_lengths)
             if is_comparable(tokenizer):
-                words = word_batches(prepared, settings, tokenizer, max_documents=MAX_WORD_DOCUMENTS)
+                most = None if max_rows is None else max_rows * settings.length * BYTES_A_TOKEN
+                words = word_batches(prepared, settings, tokenizer, max_documents=MAX_WORD_DOCUMENTS, max_bytes=most)
                 by_word = held_out(network, words, tokenizer.token_lengths)
                 found = {**found, "word_bits_per_byte": by_word["bits_per_byte"]}
             else:

@@ -39,12 +39,13 @@ def model_card(
     side: Sequence[str] = (),
     no_class: Sequence[str] = (),
 ) -> str:
-    """`card` may have: title, description, language, license, datasets [...], data {...}, metrics {...}, training
-    {...}, limits [...]."""
+    """`card` may have: title, description, language, license, base_model, datasets [...], data {...}, metrics {...},
+    training {...}, limits [...], and for the front matter results {dataset {name, type}, metrics {name: number}}."""
     kind = next((kind for kind in _TASKS if class_name.endswith(kind)), "Model")
     pipeline, method = _TASKS[kind]
     tags = ["remask", pipeline, *(["sentence-transformers"] if kind == "Model" and not no_class else [])]
-    lines = _opening("remask" if no_class else "transformers", pipeline, tags, card)
+    library = "remask" if no_class else "sentence-transformers" if kind == "Model" else "transformers"
+    lines = _opening(library, pipeline, tags, card)
     lines += _shape(settings, heads, tokenizer)
     if no_class:
         lines += ["## No class in transformers", ""]
@@ -113,11 +114,8 @@ def _measured(results: Mapping[str, Any]) -> list[str]:
             lines += [f"- Kept in fp32: {', '.join(results['fp32_parts'])}."]
     if "scores" in results:
         scores = results["scores"]
-        lines += [
-            "",
-            f"On {as_markdown(str(scores['set']))} ({scores['examples']:,} examples; bound on {scores['metric']}: a drop of ",
-        ]
-        lines[-1] += f"{scores['max_drop']:g}):"
+        name, bound = as_markdown(str(scores["set"])), f"a drop of {scores['max_drop']:g}"
+        lines += ["", f"On {name} ({scores['examples']:,} examples; bound on {scores['metric']}: {bound}):"]
         lines += ["", "| | source | int8 |", "|---|---|---|"]
         lines += [
             f"| {name} | {before:.4f} | {scores['after'][name]:.4f} |" for name, before in scores["before"].items()
@@ -202,10 +200,19 @@ def _question(heads: HeadSettings, mask: str, mask_id: int) -> tuple[list[str], 
 def _opening(library: str, pipeline: str, tags: Sequence[str], card: Mapping[str, Any]) -> list[str]:
     """Front matter, title and description."""
     front: dict[str, Any] = {"library_name": library, "pipeline_tag": pipeline, "tags": list(tags)}
-    front |= {key: card[key] for key in ("language", "license", "datasets") if card.get(key)}
+    front |= {key: card[key] for key in ("language", "license", "base_model", "datasets") if card.get(key)}
+    if scored := card.get("results"):
+        front |= {"metrics": list(scored["metrics"]), "model-index": [_index(scored, pipeline, card)]}
     lines = ["---", yaml.safe_dump(front, sort_keys=False, allow_unicode=True).rstrip(), "---", ""]
     lines += [f"# {as_markdown(str(card.get('title', 'An encoder made with remask')))}", ""]
     return lines + ([as_markdown(str(card["description"])), ""] if card.get("description") else [])
+
+
+def _index(scored: Mapping[str, Any], pipeline: str, card: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures as hubs read them."""
+    figures = [{"type": name, "name": name, "value": round(value, 4)} for name, value in scored["metrics"].items()]
+    result = {"task": {"type": pipeline}, "dataset": dict(scored["dataset"]), "metrics": figures}
+    return {"name": str(card.get("title", "remask")), "results": [result]}
 
 
 def _told(card: Mapping[str, Any]) -> list[str]:
@@ -240,6 +247,10 @@ def _usage(class_name: str, kind: str, method: str, tokenizer: Tokenizer, own: b
     example = _EXAMPLES.get(method, '["A text.", "Another."]').replace("MASK", mask)
     lines = ["## Use", "", "```python", "import remask", "", 'model = remask.load("this-folder")']
     lines += [f"model.{method}({example})", "```", ""]
+    if not own and kind == "Model":
+        lines += ["```python", "from sentence_transformers import SentenceTransformer", ""]
+        lines += ['model = SentenceTransformer("this-folder")', f"vectors = model.encode({example})"]
+        lines += ["print(model.similarity(vectors, vectors))", "```", ""]
     if not own:
         lines += ["```python", f"from transformers import AutoTokenizer, {class_name}", ""]
         lines += ['tokenizer = AutoTokenizer.from_pretrained("this-folder")']

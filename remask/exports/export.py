@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from remask.config import dump
 from remask.errors import DataError
 from remask.exports.settings import ExportRun
 from remask.tasks.card import CARD_JSON
@@ -47,6 +48,6 @@ def _card(run: ExportRun) -> dict[str, Any]:
         known = json.loads(kept.read_bytes()) if kept.is_file() and not run.embedding else {}
     except ValueError as error:
         raise DataError(f"{kept}: damaged: {error}") from error
-    names = ("title", "description", "language", "license")
-    given = {name: getattr(run, name) for name in names}
-    return given | known | {k: v for k, v in given.items() if v != ExportRun.model_fields[k].default}
+    names = ("title", "description", "language", "license", "base_model", "datasets")
+    given = {name: dump(run)[name] for name in names}
+    return given | known | {k: v for k, v in given.items() if getattr(run, k) != ExportRun.model_fields[k].default}

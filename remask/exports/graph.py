@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from remask.errors import UnavailableError
+from remask.errors import ConfigError, UnavailableError, install_command
 from remask.model.attention import Sight
 from remask.model.encoder import Encoder, Rows, View
 from remask.model.network import Network
@@ -42,7 +42,7 @@ def need(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UnavailableError(f'{name} is not installed: pip install "remask[onnx]"') from error
+        raise UnavailableError(f"{name} is not installed: {install_command('onnx')}") from error
 
 
 # ------------------------------------------------------------------------------------- the network as it is traced
@@ -154,6 +154,8 @@ def write_graph(
     """Trace the network in fp32 and write it; the names of its outputs."""
     need("onnxscript")
     need("onnx")
+    if settings.attention_kind == "hashed":
+        raise ConfigError("model.attention_kind = hashed: its buckets follow from the input, which a graph cannot hold")
     plain = settings.model_copy(update={"attention_kernel": "sdpa", "unpad": False})
     with torch.device("meta"):
         network = _TracedNetwork(plain, heads)

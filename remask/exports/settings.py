@@ -35,6 +35,8 @@ class ExportRun(Config):
     description: str | None = setting(None, "what the card says about the model")
     language: str | None = setting(None, "for the card, such as en")
     license: str | None = setting(None, "for the card, such as apache-2.0")
+    base_model: str | None = setting(None, "for the card: the model that this one started from, as the hub calls it")
+    datasets: tuple[str, ...] = setting((), "for the card: the data that it learned from, as the hub calls them")
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -49,7 +49,7 @@ def flops_per_token(settings: ModelSettings, heads: HeadSettings, length: int) -
     size, ffn = settings.hidden_size, settings.ffn_size
     whole = settings.num_layers - 1
     last = MASKED_SHARE if heads.masked_lm and not heads.sentence else 1.0
-    seen = [_seen(settings.window(layer), length) for layer in range(settings.num_layers)]
+    seen = [_compared(settings, layer, length) for layer in range(settings.num_layers)]
     flops = {
         "attention projections": 2.0 * (4 * whole + 3 + last) * size * size,
         "attention": sum(2.0 * 2 * size * keys for keys in seen),
@@ -61,6 +61,14 @@ def flops_per_token(settings: ModelSettings, heads: HeadSettings, length: int) -
         width = settings.embedding_width
         flops["masked-LM head"] = MASKED_SHARE * 2.0 * width * (size + settings.vocab_size)
     return flops
+
+
+def _compared(settings: ModelSettings, layer: int, length: int) -> float:
+    """Keys that a query is compared with; hashed: those of a block and its neighbours in every round."""
+    if not settings.is_hashed(layer):
+        return _seen(settings.window(layer), length)
+    blocks = 1 if length <= settings.bucket_size else 3
+    return float(settings.hash_rounds * blocks * min(settings.bucket_size, length))
 
 
 def _seen(window: int | None, length: int) -> float:

@@ -1,4 +1,4 @@
-"""Weights that start from counts instead of at random: embeddings, attention over neighbours, output bias, new tokens.
+"""Weights that start from counts instead of at random: embeddings, attention over neighbours, head, bias, new tokens.
 
 In: a fresh network, vectors of tokens, log frequencies. Out: the same network, changed in place. Attention starts as a
 mean over the neighbours: values and output near the identity (after arXiv 2305.09828). A window alone makes that a mean
@@ -58,6 +58,20 @@ def start_embeddings(network: Network, vectors_VC: np.ndarray, is_counted_V: np.
     for weight_VE in matrices:
         weight_VE *= std / network.settings.init_std
         weight_VE[counted_V, : vectors_VC.shape[1]] = rows_VC
+
+
+@torch.no_grad()
+def start_head(network: Network, share: float, noise: float) -> None:
+    """A masked-LM head that hands a state on nearly as it is, back in the space of the embeddings: with counted ones a
+    mean over neighbours then answers with tokens that stand near them, before anything is learned."""
+    masked_lm, project = network.heads.masked_lm, network.encoder.embeddings.project
+    assert masked_lm is not None, "pretraining has the masked-LM head"
+    masked_lm.dense.weight.mul_(noise)
+    if project is None:
+        masked_lm.dense.weight.diagonal().add_(share)
+    else:  # down again by what took it up, of whatever length its columns are
+        up_DE = project.weight
+        masked_lm.dense.weight.add_(up_DE.T / up_DE.square().sum(dim=0).mean(), alpha=share)
 
 
 @torch.no_grad()

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from remask.errors import DataError
 from remask.model.attention import Sight, attend, hidden_tokens, rotary_angles, rotate
+from remask.model.hashed import attend_hashed
 from remask.model.noise import Noise, Site
 from remask.model.settings import ModelSettings
 from remask.model.shapes import round_size
@@ -220,9 +221,16 @@ class Attention(SubLayer):
         if settings.positions == "rotary":
             base = settings.rotary_base if window is None else settings.rotary_base_local
             qkv_3BNSK = rotate(qkv_3BNSK.contiguous(), view.angles(base, settings.head_size))
-        x_BNSK = attend(
-            qkv_3BNSK, view.sight, window, settings.attention_kernel, noise, settings.attention_dropout, layer
-        )
+        if settings.is_hashed(layer):
+            x_BNSK = attend_hashed(
+                qkv_3BNSK[:2], qkv_3BNSK[2], view.sight, rounds=settings.hash_rounds,
+                bucket_size=settings.bucket_size, seed=settings.hash_seed, layer=layer, noise=noise,
+                dropout=settings.attention_dropout,
+            )  # fmt: skip
+        else:
+            x_BNSK = attend(
+                qkv_3BNSK, view.sight, window, settings.attention_kernel, noise, settings.attention_dropout, layer
+            )
         x_BSD = x_BNSK.transpose(1, 2).flatten(2, 3)
         if view.kept is not None and layer == settings.num_layers - 1:
             return self.output(_Unpad.apply(x_BSD, view.kept.positions_K))

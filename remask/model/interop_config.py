@@ -291,9 +291,10 @@ def family_for(settings: ModelSettings) -> str:
 def no_class(settings: ModelSettings, heads: HeadSettings) -> list[str]:
     """Why transformers has no class for this model; empty where it has one."""
     family = family_for(settings)
-    window, mean = settings.attention_window is not None, heads.pooling == "mean"
+    window, mean = settings.attention_kind == "window", heads.pooling == "mean"
     conditions = {
         "sharing only attention or only the FFN": settings.sharing in ("attention", "ffn"),
+        "hashed attention": settings.attention_kind == "hashed",
         "a head form other than the family's": (settings.head_form == "modern") != (family == "modernbert")
         and heads != HeadSettings(pooling=heads.pooling),
         "choices on the mean state": mean and heads.choice and family != "modernbert",
@@ -357,7 +358,7 @@ def write_config(
         "dtype": dtype,
     }
     if family == "modernbert":
-        window = settings.attention_window
+        window = settings.attention_window if settings.attention_kind == "window" else None
         config |= {
             "global_attn_every_n_layers": settings.global_every if window else 1,
             "local_attention": 2 * window if window else 128,

@@ -7,7 +7,7 @@ RoBERTa base (arXiv 1907.11692, section 3). Not here: which Hugging Face class a
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import model_validator
 
@@ -82,12 +82,26 @@ class ModelSettings(Config):
     head_dropout: float = switch(0.1, "dropout inside the task heads", effect="math", samples=[0.0, 0.3])
 
     # Claims that circulate about RoBERTa, as switches (the window is also half of the modern form's attention)
+    attention_kind: Literal["full", "window", "hashed"] = switch(
+        "full",
+        "whom a token sees: all, its neighbours (attention_window, which says so by itself), or those of its bucket",
+        effect="math",
+    )
     attention_window: int | None = switch(
         None, "tokens to the left and right that a token sees; None: all", effect="math", samples=[1, 12], le=MAX_SIZE
     )
     global_every: int = switch(
-        0, "with a window: layers 0, n, 2n, ... see everything; 0: none does", effect="math", samples=[0, 2], ge=0
+        0, "with a window or buckets: layers 0, n, 2n, ... see everything; 0: none does", effect="math",
+        samples=[0, 2], ge=0,
+    )  # fmt: skip
+    bucket_size: int = switch(
+        64, "hashed: tokens of a bucket, on average; shorter rows are seen whole", effect="math", samples=[4], ge=1,
+        le=MAX_SIZE,
+    )  # fmt: skip
+    hash_rounds: int = switch(
+        2, "hashed: how often tokens are dealt to buckets", effect="math", samples=[1], ge=1, le=64
     )
+    hash_seed: int = switch(0, "hashed: the rotations follow from it", effect="math", samples=[1], ge=0)
     attention_mask_prob: float = switch(
         0.0, "chance in training that a token (never the first) is hidden from all others", effect="math", samples=[0.3]
     )
@@ -111,8 +125,18 @@ class ModelSettings(Config):
     )
     init_std: float = switch(0.02, "standard deviation of the initial weights", effect="math", samples=[0.1], gt=0)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _window_says_so(cls, values: Any) -> Any:
+        """A window alone means attention by windows, as it did before there were other kinds."""
+        if isinstance(values, dict) and values.get("attention_window") is not None:
+            return {"attention_kind": "window"} | values
+        return values
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.attention_kind == "window" and self.attention_window is None:
+            raise ValueError("attention_kind window needs attention_window: how many tokens to either side?")
         if self.num_heads < 1 or self.hidden_size % self.num_heads:
             raise ValueError(f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}")
         if self.positions == "rotary" and self.head_size % 2:
@@ -156,8 +180,14 @@ class ModelSettings(Config):
 
     def window(self, layer: int) -> int | None:
         """How far a layer sees to either side; None: everything."""
-        sees_all = self.global_every > 0 and layer % self.global_every == 0
-        return None if sees_all else self.attention_window
+        return self.attention_window if self.attention_kind == "window" and not self._sees_all(layer) else None
+
+    def is_hashed(self, layer: int) -> bool:
+        """Whether its tokens see those of their bucket."""
+        return self.attention_kind == "hashed" and not self._sees_all(layer)
+
+    def _sees_all(self, layer: int) -> bool:
+        return self.global_every > 0 and layer % self.global_every == 0
 
     def has_attention_norm(self, layer: int) -> bool:
         return self.first_norm or self.norm == "post" or layer > 0

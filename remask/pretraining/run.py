@@ -63,8 +63,8 @@ def _run(
     from remask.objectives import Pretraining
     from remask.pretraining.heldout import HeldOut
     from remask.pretraining.preflight import preflight
-    from remask.study.report import training_report
-    from remask.study.runs import read_run
+    from remask.reports.report import training_report
+    from remask.reports.runs import read_run
     from remask.tokenizer import load_tokenizer
     from remask.train.distributed import joined
     from remask.train.job import Job

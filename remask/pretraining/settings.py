@@ -51,3 +51,11 @@ class PretrainRun(Config):
         if self.lora.dropout and self.train.compile:
             raise ValueError("lora.dropout cannot be compiled: train.compile must be false, or lora.dropout 0")
         return self
+
+
+def budget_alone(minutes: float | None = None, steps: int | None = None) -> list[str]:
+    """Assignments by which a budget that is given stands alone: the run file's own could end the run earlier."""
+    given = {"minutes": minutes, "steps": steps}
+    if all(value is None for value in given.values()):
+        return []
+    return [f"train.{name}={'null' if given.get(name) is None else given[name]}" for name in BUDGETS]

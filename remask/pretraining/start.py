@@ -77,14 +77,14 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run
     has_pairs = run.data.sentence_loss != "none"
     # Only a sentence loss trains the first token; without one the mean of the tokens says more about a text.
     heads = HeadSettings(masked_lm=True, sentence=has_pairs, pooling="first" if has_pairs else "mean")
-    tokens = Tokens.open(prepared_of(run))
+    tokens = Tokens.open(prepared_of(run)).first(run.data.max_tokens)  # what is not read is not counted, either
     if run.init_from is None:
         network = build_network(settings, heads, run.seed)
         start_network(network, run.start, tokens, run_folder, progress)
         return network
     loaded = open_model(run.init_from)
     had_head = loaded.network.heads.masked_lm is not None
-    if not had_head:  # an embedding model, say: what stands for a text is what it was taught
+    if not had_head and not has_pairs:  # an embedding model, say: what stands for a text is what it was taught
         heads = heads.model_copy(update={"pooling": loaded.heads.pooling})
     network = build_network(settings, heads, run.seed)
     old_ids = _take_over(network, loaded, run.init_from, tokenizer, progress)

@@ -24,13 +24,15 @@ from remask.artifacts import claim, lock, output_errors, write_bytes, write_json
 from remask.config import build_run, differences, dump, to_yaml
 from remask.documents import read_documents
 from remask.errors import ConfigError, DataError, DiskError
+from remask.preparation.prepare import prepare
+from remask.preparation.settings import PrepareRun
 from remask.pretraining.run import pretrain
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
+from remask.reports.report import quickstart_report
+from remask.reports.runs import read_run
 from remask.starter.settings import PYTHON_DOCS, QuickstartRun
 from remask.starter.task import make_task, sample_sentences
-from remask.study.report import quickstart_report
-from remask.study.runs import read_run
 from remask.tune.finetune import finetune
 from remask.tune.settings import FinetuneRun
 from remask.workers import num_cores
@@ -40,8 +42,6 @@ T = TypeVar("T")
 MIN_FREE_BYTES = 1_000_000_000
 _MARK = ".quickstart"  # by which a folder is known to be one's, before its corpus is read
 MIN_HELDOUT_ROWS = 8
-
-Prepare = Callable[[Mapping[str, Any], Path], dict[str, Any]]  # settings of a `prepare` run, its folder -> its counts
 
 
 @dataclass
@@ -64,14 +64,12 @@ class _Clock:
             write_json(self.path, self.seconds)
 
 
-def quickstart(
-    run: QuickstartRun, out: Path, *, progress: Progress, prepare: Prepare, program: str = "remask"
-) -> dict[str, Any]:
+def quickstart(run: QuickstartRun, out: Path, *, progress: Progress, program: str = "remask") -> dict[str, Any]:
     """The whole way, stage by stage. `program`: how remask is called from a shell here, for what to try next."""
     with lock(out):
         _refuse_another(run, out)
         clock = _Clock(out / ".seconds.json")
-        corpus = clock.time("read, clean, learn a vocabulary, tokenise", lambda: _prepare(run, out, prepare))
+        corpus = clock.time("read, clean, learn a vocabulary, tokenise", lambda: _prepare(run, out, progress))
         write_bytes(out / "run.yaml", to_yaml(run).encode())  # from here on the folder is this quickstart's
         trained = clock.time("pretrain and evaluate", lambda: _pretrain(run, out, progress))
         task = clock.time("fine-tune, pretrained and from scratch", lambda: _finetune(run, out, progress))
@@ -115,7 +113,7 @@ def _refuse_another(run: QuickstartRun, out: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the stages
 
 
-def _prepare(run: QuickstartRun, out: Path, prepare: Prepare) -> dict[str, Any]:
+def _prepare(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any]:
     """Documents, a vocabulary and token shards; the counts that the report shows."""
     sources = [{"name": "corpus", "paths": list(run.corpus) or ["pydocs:"], "max_bytes": run.max_corpus_bytes}]
     settings = {
@@ -127,7 +125,7 @@ def _prepare(run: QuickstartRun, out: Path, prepare: Prepare) -> dict[str, Any]:
         "tokenizer.vocab_size": run.vocab_size,
         "keep_documents": True,
     }
-    made = prepare(settings, out / "prepared")
+    made = prepare(build_run(PrepareRun, options=settings).run, out / "prepared", progress=progress)
     length = pretrain_run(run, out).data.length
     heldout = sum(shard["tokens"] for shard in made["shards"] if shard["split"] == "heldout")
     if heldout < MIN_HELDOUT_ROWS * length:

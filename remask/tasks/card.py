@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from remask.tasks.metrics import shown_names
+
 CARD_JSON = "card.json"
 _RECIPE = (
     "epochs",
@@ -23,6 +25,12 @@ _RECIPE = (
     "optimizer",
     "precision",
 )
+_HUB_NAMES = {
+    "glue": "nyu-mll/glue",
+    "squad1": "rajpurkar/squad",
+    "squad2": "rajpurkar/squad_v2",
+    "race": "ehovy/race",
+}
 _OWN = {
     "classify": "A classifier of texts", "pair": "A classifier of pairs of texts",
     "regress": "A model that rates texts",
@@ -40,10 +48,13 @@ def task_card(values: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, An
     data |= {f"left out, {reason}": count for reason, count in facts.get("dropped", {}).items()}
     data |= {f"class {name}": f"{count:,} examples" for name, count in facts.get("classes", {}).items()}
     metrics = {}
-    for name, spread in values["spread"].items():
+    for name in shown_names(values["spread"], values["metric"]):
+        spread = values["spread"][name]
         over = f" ({spread['low']:.4f} to {spread['high']:.4f})" if seeds["count"] > 1 else ""
         metrics[name] = f"{spread['median']:.4f}{over}"
-    training = {name: run["train"][name] for name in _RECIPE if run.get("train", {}).get(name) is not None}
+    best = next((r for r in values.get("runs", ()) if r["seed"] == seeds["best"]), {})
+    recipe = run.get("train", {}) | {name: best[name] for name in ("learning_rate", "precision") if name in best}
+    training = {name: recipe[name] for name in _RECIPE if recipe.get(name) is not None}
     start = Path(str(values["init"])).name
     training |= {
         "examples a step": run["batch"]["num_rows"],
@@ -58,7 +69,25 @@ def task_card(values: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, An
         "metrics": metrics,
         "training": training,
         "limits": _limits(values),
+        "results": {
+            "dataset": _dataset(values["task"], run),
+            "metrics": {name: values["spread"][name]["median"] for name in metrics},
+        },
+        **({"base_model": start} if values["init_weights"] else {}),
+        **({"datasets": [hub]} if (hub := _hub_name(values["task"])) else {}),
     }
+
+
+def _hub_name(task: str) -> str | None:
+    """What the data of a named task are called on the hub."""
+    return _HUB_NAMES.get(task.split(":")[0])
+
+
+def _dataset(task: str, run: Mapping[str, Any]) -> dict[str, str]:
+    """What was scored, as a model index names it."""
+    scored = Path(run.get("dev_file") or run.get("train_file") or task)
+    own = {"name": scored.name, "type": scored.suffix.lstrip(".") or "table"}
+    return {"name": task, "type": hub, "split": "dev"} if (hub := _hub_name(task)) else own
 
 
 def _over(count: int) -> str:

@@ -251,6 +251,15 @@ class Choices(TaskKind[ChoiceQuestion]):
         ]
         return {"metrics": choice_metrics(chosen, items), **self.worst(mistakes, items, "confidence")}
 
+    def example_values(
+        self, outputs: Sequence[Array], rows: Rows, items: Sequence[ChoiceQuestion], labels: tuple[str, ...],
+        metric: str,
+    ) -> Array:  # fmt: skip
+        if any(question.claim for question in items):
+            return super().example_values(outputs, rows, items, labels, metric)
+        chosen = self._probabilities(outputs, items).argmax(1)
+        return (chosen == np.array([q.answer for q in items])).astype(np.float64)
+
     def baseline(
         self, train: Sequence[ChoiceQuestion], dev: Sequence[ChoiceQuestion], labels: tuple[str, ...]
     ) -> dict[str, float]:

@@ -244,6 +244,12 @@ class TaskKind(ABC, Generic[ItemT]):
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]
     ) -> dict[str, Any]: ...
 
+    def example_values(
+        self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...], metric: str
+    ) -> Array:
+        """One number an item, whose mean is the metric that chooses between models."""
+        raise ConfigError(f"{self.name}: its {metric} is not made of what single examples say")
+
     @abstractmethod
     def answers(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...], *, refuses: bool

@@ -9,7 +9,7 @@ Shapes: N examples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,24 @@ import numpy as np
 from remask.visible import visible
 
 Array = np.ndarray
+
+
+def linearised(columns_EK: Array, score: Callable[[Array], float]) -> Array:
+    """One number an example whose mean is the score, where the score follows from the means of some columns (F1,
+    Matthews, bits per byte): the score plus what the example adds to it, to first order. So scores that are no means
+    can be compared by what is drawn from examples (reports/statistics)."""
+    columns_EK = np.asarray(columns_EK, np.float64)
+    means_K = columns_EK.mean(0)
+    value = score(means_K)
+    slopes_K = np.zeros_like(means_K)
+    for k, mean in enumerate(means_K):
+        if mean == 0:  # a column of counts without any: no example differs in it
+            continue
+        step = 1e-6 * abs(mean)
+        up, down = means_K.copy(), means_K.copy()
+        up[k], down[k] = mean + step, mean - step
+        slopes_K[k] = (score(up) - score(down)) / (2 * step)
+    return value + (columns_EK - means_K) @ slopes_K
 
 
 def confusion(truth_N: Array, predicted_N: Array, num_classes: int) -> Array:
@@ -166,6 +184,13 @@ def certainty(name: str, spread: Mapping[str, Any], count: int) -> str:
         return ""
     low, high = interval(spread["median"], count)
     return f"{low:.4f} to {high:.4f} (95 %)"
+
+
+def shown_names(values: Mapping[str, Any], chosen: str) -> list[str]:
+    """The metrics to print. With more than two classes f1 and macro_f1 are one number: one of them, `chosen` first."""
+    twins = "macro_f1" in values and values.get("f1") == values["macro_f1"]
+    left_out = ("macro_f1" if chosen == "f1" else "f1") if twins else ""
+    return [name for name in values if name != left_out]
 
 
 # ---------------------------------------------------------------------------------------------- several seeds

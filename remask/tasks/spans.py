@@ -37,7 +37,7 @@ from remask.tasks.records import Answer
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings
 from remask.tasks.squad import Question
-from remask.tasks.squad_scores import f1, score_answers
+from remask.tasks.squad_scores import exact, f1, golds, score_answers
 from remask.tasks.tables import text_of
 from remask.tokenizer import Tokenizer
 
@@ -254,14 +254,25 @@ class Spans(TaskKind[Question]):
         scores = score_answers(gold, [span.text for span in spans], odds)
         return {"metrics": scores, **self._mistakes(items, spans, can_refuse)}
 
+    def example_values(
+        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Question], labels: tuple[str, ...], metric: str
+    ) -> Array:
+        measure = {"f1": f1, "exact": exact}[metric]
+        can_refuse = any(not q.answers for q in items)
+        values = []
+        for question, span in zip(items, best_spans(outputs, rows, items), strict=True):
+            text = "" if can_refuse and span.null_odds > 0 else span.text
+            values.append(max(measure(text, gold) for gold in golds([answer for answer, _ in question.answers])))
+        return np.array(values)
+
     def _mistakes(self, items: Sequence[Question], spans: Sequence[Span], can_refuse: bool) -> dict[str, Any]:
         """Answers that share no word with any right one, the surest first."""
         wrong = []
         for number, (question, span) in enumerate(zip(items, spans, strict=True)):
             text = "" if can_refuse and span.null_odds > 0 else span.text
-            golds = [gold for gold, _ in question.answers] or [""]
-            if max(f1(text, gold) for gold in golds) == 0.0:
-                wrong.append((number, golds[0] or NO_ANSWER, text or NO_ANSWER, span.score))
+            wanted = [gold for gold, _ in question.answers] or [""]
+            if max(f1(text, gold) for gold in wanted) == 0.0:
+                wrong.append((number, wanted[0] or NO_ANSWER, text or NO_ANSWER, span.score))
         return self.worst(sorted(wrong, key=lambda row: -row[3]), items, "score")
 
     def baseline(self, train: Sequence[Question], dev: Sequence[Question], labels: tuple[str, ...]) -> dict[str, float]:

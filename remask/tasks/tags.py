@@ -19,6 +19,7 @@ from remask.errors import DataError
 from remask.schema import IGNORE, Batch
 from remask.streams import split_name
 from remask.tables import TABLE_KINDS, Cells
+from remask.tasks import metrics
 from remask.tasks.conll import Sentence, check_tags, read_sentences, tag_names
 from remask.tasks.entities import entities, score_entities
 from remask.tasks.glue import cut_by_group
@@ -216,6 +217,17 @@ class Tags(TaskKind[Sentence]):
             **score_entities([s.tags or () for s in items], predicted),
             **self._mistakes(items, predicted),
         }
+
+    def example_values(
+        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Sentence], labels: tuple[str, ...], metric: str
+    ) -> Array:
+        counts_EK = []
+        for sentence, words in zip(items, self._tagged(outputs, rows, items, labels), strict=True):
+            true, claimed = set(entities(sentence.tags or ())), set(entities([tag for tag, _ in words]))
+            counts_EK.append([len(true & claimed), len(true) + len(claimed)])
+        return metrics.linearised(
+            np.array(counts_EK), lambda means: float(2 * means[0] / means[1]) if means[1] else 0.0
+        )
 
     def _mistakes(self, items: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> dict[str, Any]:
         """Sentences with the most entities that were missed or made up."""

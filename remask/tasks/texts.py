@@ -295,6 +295,25 @@ class Classify(TextKind):
             **self.worst(mistakes, items, "confidence"),
         }
 
+    def example_values(
+        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Example], labels: tuple[str, ...], metric: str
+    ) -> Array:
+        truth = np.array(self.label_values(items, labels))
+        chosen, count = self.values(outputs, rows).argmax(1), len(labels)
+        if metric == "accuracy":
+            return (chosen == truth).astype(np.float64)
+        cells_EK = np.zeros((len(items), count * count))
+        cells_EK[np.arange(len(items)), truth * count + chosen] = 1.0
+
+        def score(means_K: Array) -> float:
+            counts_CC = means_K.reshape(count, count)
+            if metric == "matthews":
+                return metrics.matthews(counts_CC)
+            table = metrics.class_table(counts_CC, labels)
+            return table["classes"][labels[1]]["f1"] if count == 2 else table["averages"]["macro"]["f1"]
+
+        return metrics.linearised(cells_EK, score)
+
     def baseline(self, train: Sequence[Example], dev: Sequence[Example], labels: tuple[str, ...]) -> dict[str, float]:
         often = labels.index(most_frequent([e.label for e in train]))
         return metrics.classification(np.array(self.label_values(dev, labels)), np.full(len(dev), often), labels)

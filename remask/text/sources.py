@@ -23,6 +23,7 @@ from remask.text.wikipedia import read_wikipedia
 
 Reader = Callable[[Portion, Reading], Iterator[Document | Drop]]
 PORTION_BYTES = 16 << 20
+_NO_HEADER = "; if the first row is text, text.sources.header=false with text_columns=['1'] reads it"
 # How far past a nominal cut a document's end is looked for; beyond it the file is not cut there.
 _SEARCH_BYTES = 4 << 20
 _WIDE_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
@@ -64,8 +65,8 @@ def read_portion(portion: Portion, reading: Reading) -> Iterator[Document | Drop
     except Damaged as error:
         num_records += 1  # the drop stands for the first row that was not looked at
         unread = num_rows(portion, reading) - num_records if error.reason == LACKING_COLUMN else 0
-        header = "; the first row must name the columns" if unread and portion.kind in ("csv", "tsv") else ""
-        yield Drop(error.reason, portion.place, error.detail + header, is_file=True, unread=max(0, unread))
+        advice = _NO_HEADER if unread and portion.kind in ("csv", "tsv") and reading.source.header else ""
+        yield Drop(error.reason, portion.place, error.detail + advice, is_file=True, unread=max(0, unread))
     if num_records == 0 and portion.start == 0 and portion.end is None:
         yield Drop("empty file", portion.place, is_file=True)
 

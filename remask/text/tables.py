@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from remask.errors import MissingInputError, UnavailableError
+from remask.errors import MissingInputError, UnavailableError, install_command
 from remask.streams import UTF8
 from remask.tables import Fault, Record, lacking_columns, read_records
 from remask.tables.columnar import ROWS, batch_records
@@ -93,7 +93,7 @@ def read_hf(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
     try:
         import datasets
     except ImportError:
-        raise UnavailableError("hf: needs the hf extra: pip install 'remask[hf]'") from None
+        raise UnavailableError(f"hf: needs the hf extra: {install_command('hf')}") from None
     name, source = portion.place, reading.source
     try:
         if os.path.isdir(name):

@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Iterator
 from typing import Any
 
-from remask.errors import UnavailableError
+from remask.errors import UnavailableError, install_command
 from remask.streams import Stream, open_stream
 from remask.text.records import TOO_SLOW, Damaged, Document, Drop, Portion, Reading
 
@@ -117,7 +117,7 @@ def _trafilatura(html: str) -> str:
         import trafilatura
     except ImportError:
         raise UnavailableError(
-            "reading.extractor trafilatura needs the html extra: pip install 'remask[html]'"
+            f"reading.extractor trafilatura needs the html extra: {install_command('html')}"
         ) from None
     return trafilatura.extract(html) or ""
 

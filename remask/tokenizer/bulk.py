@@ -4,7 +4,7 @@ A document's pieces are its lines (newlines = none, the default: what RoBERTa's 
 whole document; each piece gets exactly the ids that the tokenizer gives it alone. Three ways to the same ids:
 gigatoken (extra `fast`, used only after it agreed on the user's own text), a table of words already seen (what stands
 between two single spaces is encoded alike wherever it occurs), and the tokenizers library itself for any other kind
-of vocabulary. Not here: files and processes (commands/prepare.py), and the rule for words (words.py).
+of vocabulary. Not here: files and processes (preparation), and the rule for words (words.py).
 """
 
 from __future__ import annotations

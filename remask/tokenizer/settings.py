@@ -1,4 +1,4 @@
-"""Settings of the vocabulary and of how documents become ids. Read by training, bulk and commands/prepare."""
+"""Settings of the vocabulary and of how documents become ids. Read by training, bulk and preparation."""
 
 from __future__ import annotations
 

@@ -115,9 +115,10 @@ def _repeats(parsed: Any, inside: bool) -> bool:
         elif word in ("ASSERT", "ASSERT_NOT"):
             if _repeats(value[1], inside):
                 return True
-        elif word in ("ATOMIC_GROUP", "POSSESSIVE_REPEAT"):
-            if _repeats(value if word == "ATOMIC_GROUP" else value[-1], False):
-                return True
+        elif word in ("ATOMIC_GROUP", "POSSESSIVE_REPEAT") and _repeats(
+            value if word == "ATOMIC_GROUP" else value[-1], False
+        ):
+            return True
     return False
 
 

@@ -4,7 +4,7 @@ Words (pre-tokens) are counted shard by shard into sorted files, added up in one
 and the trainer sees nothing but that sorted table: each word as often as it occurred. The trainer of record is the
 `tokenizers` library; gigatoken (extra `fast`) does the same merges faster and is used only after it agreed on a
 sample of the user's own words. RoBERTa section 4.4 (bytes as base units); BERT's WordPiece for the baseline.
-Not here: encoding (bulk.py) and who calls these tasks (commands/prepare.py).
+Not here: encoding (bulk.py) and who calls these tasks (preparation).
 """
 
 from __future__ import annotations

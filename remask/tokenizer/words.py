@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from remask.errors import UnavailableError
+from remask.errors import UnavailableError, install_command
 
 # Classes of characters. OTHER is punctuation and symbols; BARE are letters of scripts without spaces. GPT-2's pattern
 # knows letters, numbers and the rest, marks being the rest: that class is in the two lowest bits.
@@ -156,7 +156,7 @@ def check_segmenter() -> None:
     try:
         import rjieba  # noqa: F401
     except ImportError:
-        raise UnavailableError("tokenizer.words = jieba: needs the zh extra: pip install 'remask[zh]'") from None
+        raise UnavailableError(f"tokenizer.words = jieba: needs the zh extra: {install_command('zh')}") from None
 
 
 def join_chinese(text: np.ndarray, begins: np.ndarray, starts: np.ndarray) -> None:

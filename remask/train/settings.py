@@ -22,7 +22,9 @@ class TrainSettings(Config):
     steps: int | None = setting(None, "Budget in optimizer steps.", ge=1)
     tokens: int | None = setting(None, "Budget in tokens read (without padding).", ge=1)
     epochs: float | None = setting(None, "Budget in passes over the data.", gt=0)
-    minutes: float | None = setting(None, "Budget in minutes: a probe turns it into steps, and the clock corrects them 20 times.", gt=0)
+    minutes: float | None = setting(
+        None, "Budget in minutes: a probe turns it into steps, and the clock corrects them 20 times.", gt=0
+    )
 
     # Optimizer and schedule.
     optimizer: Literal["adamw", "lamb", "muon"] = switch(

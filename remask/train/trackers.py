@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from remask.artifacts import write_json
-from remask.errors import UnavailableError
+from remask.errors import UnavailableError, install_command
 
 Numbers = Mapping[str, float]
 
@@ -42,7 +42,7 @@ class Trackers:
     ) -> None:
         for name in names:
             if importlib.util.find_spec(TRACKERS[name].library) is None:
-                raise UnavailableError(f'train.trackers: {name} is not installed: pip install "remask[{name}]"')
+                raise UnavailableError(f"train.trackers: {name} is not installed: {install_command(name)}")
         self._names, self._folder, self._config, self._warn = list(dict.fromkeys(names)), folder, config, warn
         self._open: dict[str, Tracker] = {}
 

@@ -58,7 +58,8 @@ def score_lines(values: Mapping[str, Any], tables: Mapping[str, Any], origin: st
     baseline, count = values["data"]["baseline"], values["data"].get("dev", values["data"].get("test", 0))
     header = f"  {'':24} {'score':>8}  {'':25}"
     lines.append(f"{header}  always the same answer" if baseline else header.rstrip())
-    for name, spread in values["spread"].items():
+    for name in metrics.shown_names(values["spread"], values["metric"]):
+        spread = values["spread"][name]
         mark = "*" if name == values["metric"] else " "
         beside = metrics.certainty(name, spread, count)
         least = f"  {baseline[name]:.4f}" if name in baseline else ""

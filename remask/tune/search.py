@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from remask import artifacts
 from remask.config import dump, to_yaml
 from remask.data.order import key_of
-from remask.errors import GaveUpError, UnavailableError, UsageError
+from remask.errors import GaveUpError, UnavailableError, UsageError, install_command
 from remask.progress import Progress
 from remask.tune.finetune import finetune
 from remask.tune.part import drop_weights, open_start
@@ -50,7 +52,9 @@ def search(run: SearchRun, out: Path, *, progress: Progress, allow_change: Seque
         identity = {"run": dump(run) | {"search": dump(run.search) | {"trials": None}}}
         check_identity(identity, SearchRun(), out, allow_change)
         artifacts.write_json(out / "run.json", {"identity": identity})
-        artifacts.write_bytes(out / "run.yaml", to_yaml(run).encode())
+        # Only what was given: a value that stands in the file would be kept, and not searched, when it is run again.
+        given = yaml.safe_dump(run.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True)
+        artifacts.write_bytes(out / "run.yaml", given.encode())
         study = _study(run, out, optuna)
         trials = _proposals(study, _spaces(run, optuna), run, out, progress, optuna)
         sweep(finetune, _fixed(run), trials, progress=progress, may_fail=(_Pruned, GaveUpError))
@@ -61,7 +65,7 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UnavailableError('search needs optuna: pip install "remask[search]"') from None
+        raise UnavailableError(f"search needs optuna: {install_command('search')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

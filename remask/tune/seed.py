@@ -111,6 +111,8 @@ def one_seed(
         "seed": seed,
         **watch.best,
         "history": watch.history,
+        "learning_rate": job.settings.learning_rate,
+        "precision": training.session.precision.name,
         "seconds": round(time.monotonic() - started, 1),
     }
     if world.is_first:

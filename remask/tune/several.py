@@ -17,7 +17,7 @@ from typing import Any
 from remask import artifacts
 from remask.config import dump
 from remask.progress import Progress
-from remask.study.task_report import tasks_report
+from remask.reports.task_report import tasks_report
 from remask.tasks import metrics
 from remask.tune.part import Part, Start, fresh_network, let_learn, open_part, open_start, publish_model
 from remask.tune.seed import Report

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from remask import artifacts
 from remask.config import dump
 from remask.progress import Progress
-from remask.study.task_report import finetune_report
+from remask.reports.task_report import finetune_report
 from remask.tasks.card import CARD_JSON, task_card
 from remask.tasks.kind import Problem
 from remask.tasks.kinds import TASK_JSON

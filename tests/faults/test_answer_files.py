@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -286,6 +287,27 @@ def test_three_processes_on_one_file(model: Path, tmp_path: Path) -> None:
         assert not any("Traceback" in error for error in errors)
         assert len(out.read_text().splitlines()) == 20 * NUM_ROWS
         assert not list(tmp_path.glob(".*"))
+
+
+def test_three_processes_on_the_cache_of_evaluate(tiny_tokenizers: dict[str, Path], tmp_path: Path) -> None:
+    """All ask the same at once: each ends with the same result, and one whole file of it is kept."""
+    settings = ModelSettings(vocab_size=300, num_layers=1, hidden_size=16, num_heads=2, ffn_size=32, max_length=64)
+    network = build_network(settings, HeadSettings(masked_lm=True), seed=1)
+    save_model(tmp_path / "lm", network, tiny_tokenizers["byte-bpe"])
+    claims = tmp_path / "claims.jsonl"
+    claims.write_text("".join(json.dumps({"claim": f"The {w} fox.", "counter": f"The {w}."}) + "\n" for w in WORDS))
+    words = [sys.executable, "-m", "remask", "evaluate", str(tmp_path / "lm"), "--tasks", "claims", "--data",
+             str(claims), "--precision", "fp32", "--json", "-q"]  # fmt: skip
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    for _ in range(tries(39, 1, 20)):
+        shutil.rmtree(tmp_path / "cache", ignore_errors=True)
+        children = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) for _ in range(3)]
+        said = [child.communicate()[0] for child in children]
+        assert [child.returncode for child in children] == [0, 0, 0]
+        assert len({json.dumps(json.loads(one)["metrics"]) for one in said}) == 1
+        kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+        assert len(kept) == 1
+        assert json.loads(kept[0].read_bytes())["metrics"]
 
 
 def wait_for(holds: Callable[[], bool]) -> None:

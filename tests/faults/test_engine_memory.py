@@ -1,5 +1,5 @@
-"""FAULTS row 34: texts of odd lengths, one after the other. The engine keeps a bounded number of prepared kernels, so its
-memory levels off; in full counts (`make soak ROWS=34`) the curve is printed."""
+"""FAULTS row 34: texts of odd lengths, one after the other. The engine keeps a bounded number of prepared kernels, so
+its memory levels off; in full counts (`make soak ROWS=34`) the curve is printed."""
 
 from __future__ import annotations
 

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import click
 import pytest
-from remask.export.card import model_card
 
 from remask import __main__ as program
 from remask.commands import Common
 from remask.documents import one_line
 from remask.errors import DataError
+from remask.exports.card import model_card
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.progress import Progress
-from remask.study.charts import Series, line_chart
-from remask.study.page import Page
+from remask.reports.charts import Series, line_chart
+from remask.reports.page import Page
 from remask.tasks.metrics import render
 from remask.tokenizer import Tokenizer
 from remask.tokenizer.foreign import byte_bpe

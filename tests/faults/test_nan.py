@@ -16,10 +16,11 @@ import torch
 from safetensors.torch import load_file
 
 from remask import signals
-from remask.commands.pretrain import PretrainRun, main
 from remask.config import build_run
 from remask.errors import DataError, GaveUpError, Stopped
 from remask.objectives import Pretraining
+from remask.pretraining.run import pretrain as main
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.schema import Loss, Part
 from remask.train import guard as guard_module

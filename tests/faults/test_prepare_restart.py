@@ -25,13 +25,14 @@ from remask.data.tokens import Tokens
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UnavailableError
 from remask.progress import Progress
 
-SOAK = os.environ.get("REMASK_SOAK", "")
-NUM_ROUNDS = 5 if SOAK == "all" or "16" in SOAK.split(",") else 1  # of five kills, with one worker and with two
+from .soak import tries
+
+NUM_ROUNDS = tries(16, 1, 5)  # of five kills, with one worker and with two
 # Small portions, so that a small corpus is many tasks, and workers even for little.
 SCRIPT = """
 import sys
 from pathlib import Path
-from remask.commands import prepare
+from remask.preparation import prepare
 from remask.config import build_run
 from remask.progress import Progress
 from remask.text.settings import SourceSettings
@@ -48,7 +49,7 @@ if __name__ == "__main__":
         "workers": int(workers),
     }
     run = build_run(prepare.PrepareRun, options=options).run
-    prepare.main(run, Path(out), progress=Progress(quiet=True))
+    prepare.prepare(run, Path(out), progress=Progress(quiet=True))
 """
 WORDS = "the of and to in water stone river light time people 山 水 house doesn't it's 1984 sea-salt (small) end."
 
@@ -199,7 +200,8 @@ def test_sigterm_ends_with_75_and_the_same_command_goes_on(corpus: list[Path], p
 
 
 def test_the_second_run_in_a_folder_is_refused(corpus: list[Path], tmp_path: Path) -> None:
-    from remask.commands.prepare import PrepareRun, main
+    from remask.preparation.prepare import prepare as main
+    from remask.preparation.settings import PrepareRun
     from remask.text.settings import SourceSettings, TextSettings
 
     run = PrepareRun(text=TextSettings(sources=(SourceSettings(paths=(str(corpus[0]),)),)))
@@ -208,8 +210,9 @@ def test_the_second_run_in_a_folder_is_refused(corpus: list[Path], tmp_path: Pat
 
 
 def test_changed_settings_are_refused_unless_named(corpus: list[Path], tmp_path: Path) -> None:
-    from remask.commands.prepare import PrepareRun, main
     from remask.config import build_run
+    from remask.preparation.prepare import prepare as main
+    from remask.preparation.settings import PrepareRun
 
     def run(vocab_size: int) -> PrepareRun:
         sources = [{"name": "corpus", "paths": [str(corpus[0])]}]
@@ -219,7 +222,7 @@ def test_changed_settings_are_refused_unless_named(corpus: list[Path], tmp_path:
     quiet = Progress(quiet=True)
     out, work = tmp_path / "out", tmp_path / ".out.work"
     work.mkdir()
-    from remask.commands import prepare
+    from remask.preparation import prepare
 
     artifacts.write_json(work / "identity.json", prepare._config(run(300)))
     (work / "counts").mkdir()
@@ -241,8 +244,9 @@ def test_changed_settings_are_refused_unless_named(corpus: list[Path], tmp_path:
 
 
 def _prepare(out: Path, progress: Progress, *paths: Path, **options: object) -> dict[str, object]:
-    from remask.commands.prepare import PrepareRun, main
     from remask.config import build_run
+    from remask.preparation.prepare import prepare as main
+    from remask.preparation.settings import PrepareRun
 
     sources = [{"name": "corpus", "paths": [str(path) for path in paths]}]
     names = {key.replace("__", "."): value for key, value in options.items()}
@@ -315,7 +319,7 @@ def test_an_edit_in_the_middle_of_a_large_file_between_kill_and_resume_is_notice
     point: str, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its size and its ends are as before, which is all that a fingerprint of a large file looks at."""
-    from remask.commands import prepare
+    from remask.preparation import prepare
     from remask.text import build, files
 
     monkeypatch.setattr(files, "WHOLE_BYTES", 100)
@@ -342,7 +346,7 @@ def test_an_edit_in_the_middle_of_a_large_file_between_kill_and_resume_is_notice
 def test_damaged_counts_are_made_again(
     damage: str, corpus: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from remask.commands import prepare
+    from remask.preparation import prepare
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt

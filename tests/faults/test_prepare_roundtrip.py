@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 
 import numpy as np
@@ -16,8 +15,9 @@ from remask.tokenizer import Tokenizer, training
 from remask.tokenizer.bulk import BlockEncoder
 from remask.tokenizer.settings import TokenizerSettings
 
-SOAK = os.environ.get("REMASK_SOAK", "")
-NUM_STRINGS = 1_000_000 if SOAK == "all" or "18" in SOAK.split(",") else 20_000
+from .soak import tries
+
+NUM_STRINGS = tries(18, 20_000, 1_000_000)
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,5 @@
-"""FAULTS.md rows 10 and 31: a rank is killed or hangs under torchrun; the job starts again by itself, ends with the bits
-of one that nothing happened to, and leaves no process behind. A job that nothing happens to ends with 0."""
+"""FAULTS.md rows 10 and 31: a rank is killed or hangs under torchrun; the job starts again by itself, ends with the
+bits of one that nothing happened to, and leaves no process behind. A job that nothing happens to ends with 0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FAULTS.md rows 4-7: runs that are killed, doubled or very long, through the real command with real batches."""
+"""FAULTS.md rows 4-7 and 38: runs that are killed, doubled or very long, through the real command with real batches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from remask.artifacts import lock, open_artifact, publish
 
-from .soak import tries
+from .soak import is_full, tries
 from .zygote import Zygote
 
 RUN = """
@@ -79,6 +79,45 @@ def test_killed_at_random_points_and_gone_on_is_bitwise_equal(
     assert killed >= 2 * rounds
 
 
+# How a run is computed -> its settings. Several tasks at once are in test_finetune_kills.py.
+WAYS = {
+    "fp16": ["train.precision=fp16"],
+    "bf16 copies and Muon": ["train.precision=bf16", "train.weights=bf16-master", "train.optimizer=muon"],
+    "compiled": ["train.compile=true"],
+    "token batches, short steps": [
+        "data.batch.num_tokens=128", "data.batch.micro_rows=2", "data.short_steps=0.5", "data.short_length=16",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_run_is_bitwise_equal_however_it_computes(
+    way: str, tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote
+) -> None:
+    if way == "fp16" and not is_full(38):
+        pytest.skip("a processor without fp16 prepares for minutes: only in `make soak ROWS=38`")
+    changes = [*WAYS[way], "train.steps=12", "train.save_every=3", "train.log_every=1"]
+    words = ("pretrain", run_file, "--data", tiny_prepared, *(word for one in changes for word in ("--set", one)))
+    whole = zygote.run(*words, "--out", tmp_path / "whole")
+    if whole.returncode == 69:
+        pytest.skip(whole.stderr)  # what this machine lacks
+    assert whole.returncode == 0, whole.stderr
+    killed, metrics = tmp_path / "killed", tmp_path / "killed" / "metrics.jsonl"
+    for _ in range(tries(38, 1, 5)):
+        size = metrics.stat().st_size if metrics.is_file() else 0
+        zygote.run(*words, "--out", killed, signals=[(0.05, "SIGKILL")], wait_for=metrics, size=size + 300)
+    last = zygote.run(*words, "--out", killed)
+    assert last.returncode == 0, last.stderr
+    a, b = last_checkpoint(tmp_path / "whole"), last_checkpoint(killed)
+    names = sorted(path.name for path in a.glob("*.safetensors"))
+    assert len(names) >= 2
+    for name in names:
+        assert (a / name).read_bytes() == (b / name).read_bytes(), name
+    assert state_of(a) == state_of(b)
+    assert history(tmp_path / "whole") == history(killed)
+
+
 @pytest.mark.timeout(1800)
 def test_every_example_is_read_once_a_pass_with_kills(
     tmp_path: Path, run_file: Path, tiny_prepared: Path, zygote: Zygote
@@ -128,9 +167,9 @@ main()
 
 
 def _num_examples(prepared: Path, run_file: Path) -> int:
-    from remask.commands.pretrain import PretrainRun
     from remask.config import build_run
     from remask.data.batches import open_batches
+    from remask.pretraining.settings import PretrainRun
     from remask.tokenizer import load_tokenizer
 
     run = build_run(PretrainRun, run_file).run

@@ -356,7 +356,6 @@ def test_a_client_that_closes_its_end_still_gets_its_answer(served: Served, paus
             assert interim == b""
 
 
-
 def test_concurrent_answers_are_those_of_one_after_the_other(served: Served, models: dict[str, Path]) -> None:
     count = tries(23, 500, 10_000)
     draw = random.Random(23)

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from remask import signals
-from remask.commands.pretrain import PretrainRun, main
 from remask.config import build_run
+from remask.pretraining.run import pretrain as main
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 
 RECORDED = Path(__file__).with_name("losses.json")

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from remask.commands.pretrain import PretrainRun, main
 from remask.config import build_run
 from remask.model.store import open_model
+from remask.pretraining.run import pretrain as main
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.schema import Batch
 

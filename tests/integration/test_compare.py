@@ -11,9 +11,9 @@ import numpy as np
 from click.testing import CliRunner
 
 from remask.__main__ import cli
-from remask.commands.pretrain import PretrainRun
 from remask.config import build_run, runs_folder
 from remask.data.batches import open_batches
+from remask.pretraining.settings import PretrainRun
 from remask.tokenizer import load_tokenizer
 
 LINE = "the quick brown fox jumps over a lazy dog while seven grey wolves run along the cold river at night"

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from remask.commands.prepare import PrepareRun, main
 from remask.config import build_run, runs_folder
 from remask.data.tokens import Tokens
+from remask.preparation.prepare import prepare as main
+from remask.preparation.settings import PrepareRun
 from remask.progress import Progress
 
 TEXT = (

@@ -263,7 +263,8 @@ def test_another_run_in_the_same_folder_is_refused_and_more_seeds_are_added(task
 
 def test_a_folder_that_holds_something_else_is_refused(task_model: Path, tiny_prepared: Path, tmp_path: Path) -> None:
     """Natural mistakes: --out where the pretraining is, or the model itself."""
-    from remask.commands import pretrain
+    from remask.pretraining.run import pretrain
+    from remask.pretraining.settings import PretrainRun
 
     small = {
         "model.num_layers": 1, "model.hidden_size": 16, "model.num_heads": 2, "model.ffn_size": 32,
@@ -271,7 +272,7 @@ def test_a_folder_that_holds_something_else_is_refused(task_model: Path, tiny_pr
         "train.steps": 1, "train.precision": "fp32", "prepared": str(tiny_prepared),
     }  # fmt: skip
     folder = tmp_path / "pretrained"
-    pretrain.main(build_run(pretrain.PretrainRun, options=small).run, folder, progress=quiet())
+    pretrain(build_run(PretrainRun, options=small).run, folder, progress=quiet())
     before = {name: (folder / name).read_bytes() for name in ("run.json", "run.yaml")}
     train = write_rows(tmp_path / "train.jsonl", 48, 1, colour)
     with pytest.raises(ConfigError, match=r"pretrained: holds a pretraining run; choose another --out"):

@@ -436,3 +436,75 @@ def test_the_command_line(models: dict[str, Path], tmp_path: Path) -> None:
     assert not (tmp_path / "b.jsonl").exists()
     for words in ((models["classify"],), (models["classify"], file, file)):
         assert isinstance(invoke(*words, "--out", tmp_path / "c.jsonl").exception, RemaskError)
+
+
+def test_a_text_on_the_command_line_or_on_stdin(models: dict[str, Path], tmp_path: Path) -> None:
+    def invoke(*words: Any, stdin: bytes | None = None) -> Any:
+        return CliRunner().invoke(cli, ["predict", *map(str, words), "--precision", "fp32"], input=stdin)
+
+    file = write_jsonl(tmp_path / "in.jsonl", [{"body": "red big"}, {"body": "old"}])
+    ask(models["classify"], file, tmp_path / "out.jsonl")
+    first, second = read_jsonl(tmp_path / "out.jsonl")
+    said = invoke(models["classify"], "red big")
+    assert said.exit_code == 0, said.output
+    label, score = said.stdout.rstrip("\n").split("  ")
+    assert (label, float(score)) == (first["prediction"], first["score"])
+    values = json.loads(invoke(models["classify"], "red big", "--json", "--scores").stdout)
+    assert values["kind"] == "classify"
+    assert list(values["answers"][0]) == ["prediction", "score", "scores"]
+    lines = invoke(models["classify"], "-", stdin=b"red big\n\nold\n").stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines] == [first["prediction"], second["prediction"]]
+    pair = invoke(models["pair"], "red big", "old", "--json")
+    assert json.loads(pair.stdout)["answers"][0]["prediction"] in ("no", "yes", "may|be")
+    chosen = invoke(models["choice"], "It was", "red|old", "--json")
+    assert json.loads(chosen.stdout)["answers"][0]["prediction"] in ("red", "old")
+    for words, error in (
+        ((models["pair"], "red big"), UsageError),
+        ((models["classify"], "red big", "old"), UsageError),
+        ((models["classify"], "red big", "--out", tmp_path / "x.csv"), UsageError),
+        ((models["classify"], file), UsageError),
+        ((models["classify"], "absent.csv", "--out", tmp_path / "x.csv"), MissingInputError),
+        ((models["classify"], "my absent.csv", "--out", tmp_path / "x.csv"), MissingInputError),
+    ):
+        assert isinstance(invoke(*words).exception, error), words
+    assert isinstance(invoke(models["classify"], "-", stdin=b"caf\xe9\n").exception, DataError)
+
+
+def test_files_as_they_come(models: dict[str, Path], tmp_path: Path) -> None:
+    """Other encodings and delimiters, no header, JSON arrays: the one reader of tables, and options that say so."""
+
+    def invoke(name: str, *words: Any) -> Any:
+        model, out = models["classify"], tmp_path / f"{name}.out.jsonl"
+        done = CliRunner().invoke(cli, ["predict", str(model), str(tmp_path / name), "--out", str(out), *words])
+        return done, read_jsonl(out) if out.exists() else None
+
+    rows = [{"id": str(n), "body": f"{text} caf\u00e9"} for n, text in enumerate(texts(4))]
+    (tmp_path / "a.json").write_text(json.dumps({"rows": rows}))
+    done, wanted = invoke("a.json")
+    assert done.exit_code == 0, done.output
+    assert wanted is not None
+    lines = [";".join(row.values()) for row in rows]
+    (tmp_path / "b.csv").write_bytes("\n".join(["id;body", *lines]).encode("cp1252"))
+    done, answered = invoke("b.csv")
+    assert isinstance(done.exception, DataError)
+    assert answered is None
+    done, answered = invoke("b.csv", "--encoding", "cp1252")
+    assert "divided by semicolons (guessed" in done.stderr
+    assert answered == wanted
+    (tmp_path / "c.csv").write_text("\n".join(lines))
+    done, answered = invoke("c.csv", "--no-header", "--text", "2", "--delimiter", ";")
+    assert [row["score"] for row in answered or []] == [row["score"] for row in wanted]
+    assert list((answered or [{}])[0]) == ["1", "2", "prediction", "score"]
+
+
+def test_cells_that_a_spreadsheet_would_compute(models: dict[str, Path], tmp_path: Path) -> None:
+    cells = ["=cmd|' /C calc'!A0", "+1+1", "-2", "-2+3", "@SUM(A1)", "plain", "1e-5", "\uff1d1"]
+    file = write_jsonl(tmp_path / "in.jsonl", [{"body": "red", "=x": cell} for cell in cells])
+    for out, is_escaped in ((tmp_path / "plain.csv", False), (tmp_path / "safe.csv", True), (tmp_path / "t.tsv", True)):
+        ask(models["classify"], file, out, escape_formulas=is_escaped)
+        with out.open(newline="") as table:
+            names, *found = csv.reader(table, delimiter="\t" if out.suffix == ".tsv" else ",")
+        guarded = {"=cmd|' /C calc'!A0", "+1+1", "-2+3", "@SUM(A1)", "\uff1d1"}
+        wanted = [f"'{cell}" if is_escaped and cell in guarded else cell for cell in cells]
+        assert [row[1] for row in found] == wanted
+        assert names[1] == ("'=x" if is_escaped else "=x")

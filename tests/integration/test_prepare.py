@@ -20,11 +20,11 @@ from remask import artifacts
 from remask.artifacts import open_artifact
 from remask.commands.inspect import InspectRun, rows_of, show_batch
 from remask.commands.inspect import main as inspect
-from remask.commands.pretrain import PretrainRun
 from remask.config import build_run
 from remask.data.batches import open_batches
 from remask.data.tokens import Tokens
 from remask.documents import read_documents
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.tokenizer import load_tokenizer
 from remask.train.budget import planned_steps
@@ -326,7 +326,7 @@ def test_mistakes_end_in_one_line(words: list[str], code: int, message: str, cor
 RAY = """
 import sys
 from pathlib import Path
-from remask.commands import prepare
+from remask.preparation import prepare
 from remask.config import build_run
 from remask.progress import Progress
 from remask.tokenizer import bulk
@@ -343,7 +343,7 @@ if __name__ == "__main__":
         cluster.add_node(num_cpus=1)
         os.environ["RAY_ADDRESS"] = cluster.address
     try:
-        prepare.main(run, Path(out), progress=Progress(quiet=True))
+        prepare.prepare(run, Path(out), progress=Progress(quiet=True))
     finally:
         if engine == "ray":
             import ray

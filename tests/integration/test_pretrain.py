@@ -13,9 +13,10 @@ import yaml
 from click.testing import CliRunner
 
 from remask.__main__ import cli
-from remask.commands.pretrain import PretrainRun, main
 from remask.config import build_run, runs_folder
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError, RemaskError
+from remask.pretraining.run import pretrain as main
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 
 SMOKE = runs_folder() / "smoke" / "pretrain.yaml"

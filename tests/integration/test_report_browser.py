@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from remask.study.report import training_report
-from remask.study.runs import read_run
+from remask.reports.report import training_report
+from remask.reports.runs import read_run
 
 # A browser that looks for nobody on the network while it starts.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]

@@ -27,7 +27,7 @@ BATCH = Batch(
 
 
 def model_settings(base: str, vocab_size: int) -> ModelSettings:
-    from remask.commands.pretrain import PretrainRun
+    from remask.pretraining.settings import PretrainRun
 
     changes = {"hidden_size": 32, "num_heads": 2, "ffn_size": 48, "num_layers": 2, "max_length": 16}
     options = {f"model.{key}": value for key, value in {**changes, "vocab_size": vocab_size}.items()}

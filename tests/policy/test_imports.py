@@ -40,16 +40,22 @@ MAY_IMPORT = {
     "train": GROUND | {"precision"},
     "tasks": GROUND | {"tokenizer", "data"},
     "task_objectives": BASE | {"model", "tasks"},
-    "study": GROUND | {"tasks"},
+    "reports": GROUND | {"tasks"},
     "exports": GROUND | {"tokenizer", "model", "tasks"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
-    "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
-    "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune"},
-    "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "study"},
-    "starter": GROUND | {"text", "pretraining", "tune", "exports", "answer", "study"},
-    "adaptation": GROUND | ANSWERING | {"text", "start", "objectives", "train", "pretraining", "tune", "study"},
+    "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer"},
+    "evaluation": GROUND | ANSWERING | {"objectives", "train", "reports", "exports", "tune", "preparation"},
+    "preparation": GROUND | {"text", "tokenizer", "data"},
+    "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "reports"},
+    "starter": GROUND | {"text", "preparation", "pretraining", "tune", "exports", "answer", "reports"},
+    "adaptation": GROUND
+    | ANSWERING
+    | {"text", "start", "objectives", "train", "preparation", "pretraining", "tune", "reports"},
     "serve": GROUND | ANSWERING,
-    "api": GROUND | ANSWERING | {"adaptation", "tune", "evaluation", "exports"},
+    "studies": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "reports"},
+    "api": GROUND
+    | ANSWERING
+    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
 }
 
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
-from remask.commands import prepare, pretrain
 from remask.config import Switch, build_run, switches
 from remask.errors import DataError
+from remask.preparation import prepare
+from remask.pretraining.run import pretrain
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.tune.finetune import finetune
 from remask.tune.settings import FinetuneRun
@@ -45,6 +47,7 @@ NEEDS: dict[str, dict[str, Any]] = {
         f"start.{name}": {"start.embeddings": "counted"}
         for name in ("std", "weights", "smoothing", "shift", "least_count", "flatten")
     },
+    "start.head_share": {"start.head": "direct"},
     **{f"start.neighbour_{name}": {"start.attention": "neighbours"} for name in ("share", "noise", "reach", "peak")},
 }
 # Only runs of hundreds of steps, or another machine, show these: their own tests turn them.
@@ -61,8 +64,8 @@ def result_of(settings: dict[str, Any], prepared: Path, out: Path) -> dict[str, 
     """The weights after a few steps, by name."""
     from safetensors.numpy import load_file
 
-    run = build_run(pretrain.PretrainRun, options={**TINY, **settings, "prepared": str(prepared)}).run
-    made = pretrain.main(run, out, progress=Progress(quiet=True))
+    run = build_run(PretrainRun, options={**TINY, **settings, "prepared": str(prepared)}).run
+    made = pretrain(run, out, progress=Progress(quiet=True))
     return load_file(Path(made["checkpoint"]) / "model.safetensors")
 
 
@@ -70,7 +73,7 @@ def parts(prefix: str, model: type) -> list[Switch]:
     return [one for one in switches(model) if one.key.startswith(prefix) and one.key not in ELSEWHERE]
 
 
-TURNED = [one for prefix in ("start.", "train.", "objective.") for one in parts(prefix, pretrain.PretrainRun)]
+TURNED = [one for prefix in ("start.", "train.", "objective.") for one in parts(prefix, PretrainRun)]
 
 
 @pytest.mark.filterwarnings("default")
@@ -154,7 +157,7 @@ PREPARE_TOGETHER: dict[tuple[str, str], dict[str, Any]] = {
 
 def shards_of(settings: dict[str, Any], texts: Path, out: Path) -> Any:
     options = {**PREPARE, **settings, "text.sources": [{"name": "c", "paths": [str(texts)], "layout": None}]}
-    prepare.main(build_run(prepare.PrepareRun, options=options).run, out, progress=Progress(quiet=True))
+    prepare.prepare(build_run(prepare.PrepareRun, options=options).run, out, progress=Progress(quiet=True))
     files = json.loads((out / "manifest.json").read_text())["files"]
     return {name: facts["sha256"] for name, facts in files.items() if name != "drops.jsonl"}
 

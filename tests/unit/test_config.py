@@ -63,6 +63,7 @@ def test_scalars_are_read_as_people_mean_them(tmp_path: Path) -> None:
         ("name: x\nsead: 1", "run.yaml:2: unknown key sead; did you mean seed?"),
         ("name: x\npart:\n  rat: 1", "run.yaml:3: unknown key part.rat; did you mean rate?"),
         ("name: x\nitems:\n- path: a\n  wait: 1", "run.yaml:4: unknown key items.0.wait; did you mean weight?"),
+        ("name: x\nrate: 1", "run.yaml:2: unknown key rate; did you mean part.rate?"),
         ("name: x\npart: {kind: medium}", "run.yaml:2: part.kind = \"medium\": must be one of 'fast' or 'slow'"),
         ("name: x\nseed: true", "run.yaml:2: seed = true: should be a valid integer"),
         ("name: x\nseed: 1.5", "run.yaml:2: seed = 1.5"),

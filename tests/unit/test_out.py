@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 from pathlib import Path
@@ -124,20 +123,30 @@ def _finish(work: artifacts.Work) -> None:
     work.finish(whole, {"pieces": len(work.pieces())})
 
 
+def _stopped(out: Path, key: dict[str, Any], *pieces: bytes) -> None:
+    with work_on(out, key) as work:
+        for number, piece in enumerate(pieces):
+            work.keep(number, piece)
+        raise Stopped("stopped")
+
+
+def _begin(out: Path, key: dict[str, Any]) -> None:
+    with work_on(out, key):
+        raise AssertionError("never reached")
+
+
 def test_work_goes_on_under_its_key(tmp_path: Path) -> None:
     out, key = tmp_path / "out", {"model": "m", "file": ["f", 1]}
-    with pytest.raises(Stopped), work_on(out, key) as work:
-        work.keep(0, b"a")
-        raise Stopped("stopped")
-    with (
-        pytest.raises(ConfigError, match=r'another command began this file.*\n.*model: "m" -> "n"'),
-        work_on(out, {**key, "model": "n"}),
-    ):
-        raise AssertionError("never reached")
+    with pytest.raises(Stopped):
+        _stopped(out, key, b"a")
+    with pytest.raises(ConfigError, match="another command began this file") as refused:
+        _begin(out, {**key, "model": "n"})
+    assert refused.value.args[1:] == ('model: "m" -> "n"',)
+    assert "\n" not in refused.value.args[0]
     with work_on(out, key) as work:
         assert [piece.name for piece in work.pieces()] == ["part-000000"]
-        with pytest.raises(UnavailableError, match="another remask"), work_on(out, key):
-            raise AssertionError("never reached")
+        with pytest.raises(UnavailableError, match="another remask"):
+            _begin(out, key)
         work.keep(1, b"b")
         _finish(work)
     assert (work.result, out.read_text()) == ({"pieces": 2}, "ab")
@@ -150,18 +159,23 @@ def test_work_knows_its_own_result_after_a_kill(tmp_path: Path, monkeypatch: pyt
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), work_on(out, key) as work:
-        work.keep(0, b"a")
+    def finish_and_die() -> None:
+        with work_on(out, key) as work:
+            work.keep(0, b"a")
+            _finish(work)
+
+    with monkeypatch.context() as patch:
         patch.setattr(artifacts.shutil, "rmtree", killed)
-        _finish(work)
+        with pytest.raises(KeyboardInterrupt):
+            finish_and_die()
     with work_on(out, key) as work:
         assert work.result == {"pieces": 1}
     assert os.listdir(tmp_path) == ["out"]
-    with pytest.raises(OutputError, match="exists already"), work_on(out, key):
-        raise AssertionError("never reached")
+    with pytest.raises(OutputError, match="exists already"):
+        _begin(out, key)
 
 
 def test_work_without_pieces_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(Stopped), work_on(tmp_path / "out", json.loads('{"a": 1}')):
-        raise Stopped("before the first piece")
+    with pytest.raises(Stopped):
+        _stopped(tmp_path / "out", {"a": 1})
     assert os.listdir(tmp_path) == []

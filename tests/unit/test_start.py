@@ -184,16 +184,35 @@ def test_every_family_starts_from_counts(family: str, data: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "part, value", [("embeddings", "counted"), ("attention", "neighbours"), ("bias", "frequencies")]
+    "part, value",
+    [("embeddings", "counted"), ("attention", "neighbours"), ("bias", "frequencies"), ("head", "direct")],
 )
 def test_each_part_can_be_had_alone(part: str, value: str, data: Path, tmp_path: Path) -> None:
     fresh, begun = made(positions="rotary"), made(positions="rotary")
     start_network(begun, StartSettings(**{part: value}), Tokens.open(data), tmp_path, QUIET)
     after = dict(begun.named_parameters())
     changed = {name for name, before in fresh.named_parameters() if not torch.equal(before, after[name])}
-    kind = {"embeddings": "embeddings.tokens", "attention": "attentions.", "bias": "masked_lm.bias"}[part]
+    places = {"embeddings": "embeddings.tokens", "attention": "attentions.", "bias": "lm.bias", "head": "lm.dense"}
+    kind = places[part]
     assert changed
     assert all(kind in name for name in changed)
+
+
+@pytest.mark.parametrize("form", [{}, {"embedding_size": 16}])
+def test_a_direct_head_answers_with_the_token_that_a_state_lies_near(form: dict[str, int], tmp_path: Path) -> None:
+    data = prepared(tmp_path / "data", texts(1))
+    above = {}  # share of the tokens that score higher than the one that the state is of
+    for head in ("random", "direct"):
+        network = made(**form)
+        start_network(network, ALL.model_copy(update={"head": head}), Tokens.open(data), tmp_path, QUIET)
+        embeddings = network.encoder.embeddings
+        tokens_VE = embeddings.tokens.weight[5:]
+        with torch.no_grad():
+            states = tokens_VE if embeddings.project is None else embeddings.project(tokens_VE)
+            assert network.heads.masked_lm is not None
+            scores = network.heads.masked_lm(states / states.std(dim=1, keepdim=True), embeddings.tokens.weight)
+        above[head] = float((scores[:, 5:] > scores[:, 5:].diagonal()[:, None]).double().mean())
+    assert above["direct"] < 0.1 < 0.3 < above["random"]
 
 
 def test_a_dry_run_counts_nothing(data: Path) -> None:

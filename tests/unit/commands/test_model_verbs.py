@@ -18,6 +18,7 @@ from remask.model.network import build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import open_model, save_model
 from remask.tokenizer import load_tokenizer
+from remask.visible import visible
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 32, "num_heads": 4, "num_layers": 2, "ffn_size": 48, "max_length": 40,
@@ -45,7 +46,7 @@ def test_fill_mask_prints_a_table_or_the_usual_keys(model: Path) -> None:
     assert len(lines) == 3
     found = json.loads(run("fill-mask", model, "The <mask> dog.", "--top", 3, "--json"))["answers"]
     assert [set(fill) for fill in found] == [{"score", "token", "token_str", "sequence"}] * 3
-    assert found[0]["sequence"] in lines[0]
+    assert visible(found[0]["sequence"]) in lines[0]
     two = json.loads(run("fill-mask", model, "A <mask>", "The <mask>", "--json"))["answers"]
     assert [len(answers) for answers in two] == [5, 5]
 
@@ -144,7 +145,8 @@ def test_an_exported_embedding_pools_as_told(model: Path, tmp_path: Path) -> Non
     run("export", model, "--embedding", "--pooling", "mean", "--out", tmp_path / "hf")
     expected = remask.load(model).embed(["The dog."], pooling="mean")
     assert np.abs(remask.load(tmp_path / "hf").embed(["The dog."]) - expected).max() < 1e-6
-    assert "--embedding" in run("export", model, "--pooling", "mean", "--out", tmp_path / "x", error=UsageError)
+    message = run("export", model, "--pooling", "mean", "--out", tmp_path / "x", error=ConfigError)
+    assert "pooling is for embedding" in message
 
 
 def test_encode_mistakes_leave_no_file(model: Path, tmp_path: Path) -> None:

@@ -220,6 +220,20 @@ def test_first_documents_only(tmp_path: Path) -> None:
     assert 0 < len(predicted[0]) < 0.3 * len(predicted[1])
 
 
+def test_first_bytes_only_are_the_same_words_in_every_vocabulary(tmp_path: Path) -> None:
+    documents = sentences(1)
+    predicted = []
+    for number, (vocabulary, longest) in enumerate(vocabularies(documents)):
+        folder = write(tmp_path / str(number), documents, vocabulary, longest)
+        settings = DataSettings(length=32, evaluation=EvaluationSettings(length=32))
+        few, everything = (word_batches(folder, settings, vocabulary, max_bytes=most) for most in (900, None))
+        assert sum(batch.num_rows for batch in few) < 0.5 * sum(batch.num_rows for batch in everything)
+        tokens = [vocabulary.token_bytes[i] for batch in few for i in batch.masked_labels_M]
+        predicted.append(sorted(b"".join(tokens).replace(b" ", b"")))
+    assert predicted[0] == predicted[1]
+    assert predicted[0]
+
+
 def test_other_kinds_go_by_their_own_words(tmp_path: Path) -> None:
     documents = sentences(2)
     bytewise, longest = vocabularies(documents)[0]

@@ -133,3 +133,19 @@ def test_log_frequencies_are_those_of_the_tokens(tmp_path: Path) -> None:
     counts = np.array([1, 1, 1, 1, 1, 4, 2, 2, 1, 1])
     np.testing.assert_allclose(found, np.log(counts / counts.sum()))
     assert Tokens.open(folder).log_frequencies(10, most=2)[6] < found[6]
+
+
+def test_the_first_documents_of_every_source_are_whole(tmp_path: Path) -> None:
+    document = ([5, 6, 7, 8, 9, 10], [0, 3], [True] * 6)
+    shards = {f"{source}.train.0000{n}": [document] * 4 for source in ("a", "b") for n in (0, 1)}
+    whole = Tokens.open(write(tmp_path / "p", shards, 1000))
+    assert whole.first(None) is whole
+    assert whole.first(10_000) is whole
+    cut = whole.first(62)  # of 96: five documents of each source, the fifth in its second shard
+    for source in cut.sources.values():
+        assert (source.num_tokens, source.num_documents, source.num_sentences) == (30, 5, 10)
+        assert source.document_offsets.tolist() == [0, 6, 12, 18, 24, 30]
+        assert source.gather(np.arange(30)).tolist() == document[0] * 5
+        assert source.starts_word(np.arange(30)).all()
+    assert cut.fingerprint not in (whole.fingerprint, whole.first(50).fingerprint)
+    assert [source.num_documents for source in whole.first(1).sources.values()] == [1, 1]

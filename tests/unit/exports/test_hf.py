@@ -129,6 +129,9 @@ def test_an_embedding_model_has_the_files_of_sentence_transformers(tmp_path: Pat
     assert config["word_embedding_dimension"] == 32
     assert config["pooling_mode_cls_token"] == (pooling == "first")
     assert config["pooling_mode_mean_tokens"] == (pooling == "mean")
+    card = (tmp_path / "hf" / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["library_name"] == "sentence-transformers"
+    assert "from sentence_transformers import SentenceTransformer" in card
     before, after = (remask.load(path).embed(["The dog.", "A fox jumps"]) for path in (own, tmp_path / "hf"))
     assert abs(before - after).max() < 1e-6
 
@@ -141,13 +144,19 @@ def test_the_way_of_pooling_survives_beside_another_head(tmp_path: Path, bpe: Pa
 
 def test_the_card_says_what_it_was_told_and_how_to_use_it(tmp_path: Path, bpe: Path) -> None:
     card = {"title": "Mine", "description": "About it.", "language": "en", "license": "mit",
-            "metrics": {"eval/loss": 2.3456789}, "training": {"steps": 10}}  # fmt: skip
+            "metrics": {"eval/loss": 2.3456789}, "training": {"steps": 10}, "base_model": "small",
+            "datasets": ["a/b"], "results": {"dataset": {"name": "a: b", "type": "csv"}, "metrics": {"f1": 0.123456}},
+            }  # fmt: skip
     export_hf(make(tmp_path / "own", bpe, HeadSettings(masked_lm=True)), tmp_path / "hf", card=card)
     text = (tmp_path / "hf" / "README.md").read_text()
     front = yaml.safe_load(text.split("---")[1])
     assert front["pipeline_tag"] == "fill-mask"
     assert front["library_name"] == "transformers"
     assert (front["language"], front["license"]) == ("en", "mit")
+    assert (front["base_model"], front["datasets"], front["metrics"]) == ("small", ["a/b"], ["f1"])
+    result = {"task": {"type": "fill-mask"}, "dataset": {"name": "a: b", "type": "csv"}}
+    figures = [{"type": "f1", "name": "f1", "value": 0.1235}]
+    assert front["model-index"] == [{"name": "Mine", "results": [result | {"metrics": figures}]}]
     for part in ("# Mine", "About it.", "| eval/loss | 2.346 |", "| steps | 10 |", "RobertaForMaskedLM", "<mask>"):
         assert part in text
 

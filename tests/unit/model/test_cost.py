@@ -28,7 +28,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(("base", "millions"), [("roberta_base", 125), ("roberta_large", 355)])
 def test_parameters_are_those_of_the_paper(base: str, millions: int) -> None:
-    from remask.commands.pretrain import PretrainRun
+    from remask.pretraining.settings import PretrainRun
 
     settings = build_run(PretrainRun, base=base).run.model.model_copy(update={"vocab_size": 50265})
     parts = cost.parameters_by_part(settings, HeadSettings(masked_lm=True))

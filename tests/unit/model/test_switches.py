@@ -28,6 +28,12 @@ WITH: dict[str, dict[str, Any]] = {
     "rotary_base_local": {"positions": "rotary", "attention_window": 2},
     "first_norm": {"norm": "pre"},
     "global_every": {"attention_window": 2},
+    **{name: {"attention_kind": "hashed", "bucket_size": 5} for name in ("bucket_size", "hash_rounds", "hash_seed")},
+}
+# What a value needs beside it.
+TOGETHER: dict[tuple[str, str], dict[str, Any]] = {
+    ("attention_kind", "window"): {"attention_window": 2},
+    ("attention_kind", "hashed"): {"bucket_size": 5},
 }
 ALL = list(switches(ModelSettings))
 CASES = [(switch, value) for switch in ALL for value in switch.values if value != START.get(switch.key, switch.default)]
@@ -62,7 +68,8 @@ def outputs(values: dict[str, Any]) -> torch.Tensor:
 @pytest.mark.parametrize("switch, value", CASES, ids=[f"{switch.key}={value}" for switch, value in CASES])
 def test_every_value_is_live(switch: Switch, value: Any) -> None:
     start = START | WITH.get(switch.key, {})
-    before, after = outputs(start), outputs(start | {switch.key: value})
+    before = outputs(start)
+    after = outputs(start | {switch.key: value} | TOGETHER.get((switch.key, str(value)), {}))
     same = before.shape == after.shape and torch.allclose(before, after, atol=1e-5, rtol=1e-4)
     assert same == (switch.effect == "speed")
 
@@ -86,6 +93,8 @@ def sampled_pairs(number: int) -> list[dict[str, Any]]:
         if one.key == two.key:
             continue
         needs = WITH.get(one.key, {}) | WITH.get(two.key, {})
+        for key, value in ((one.key, first), (two.key, second)):
+            needs |= TOGETHER.get((key, str(value)), {})
         pair = needs | {one.key: first, two.key: second}
         try:
             ModelSettings(**(START | pair))

@@ -41,7 +41,9 @@ def test_a_classifiers_card() -> None:
     assert card["metrics"] == {"accuracy": "0.9000 (0.8500 to 0.9500)"}
     assert card["training"]["epochs"] == 3.0
     assert "learning_rate" not in card["training"]
-    assert card["training"]["start"] == "small"
+    assert (card["training"]["start"], card["base_model"]) == ("small", "small")
+    assert card["results"] == {"dataset": {"name": "my.csv", "type": "csv"}, "metrics": {"accuracy": 0.9}}
+    assert "datasets" not in card
     limits = "\n".join(card["limits"])
     for words in ("no dev file", "7 of the texts", "accuracy 0.7500", "weakest on 'b': F1 0.4000", "0.050 on average"):
         assert words in limits
@@ -60,3 +62,28 @@ def test_what_a_task_does_not_have_is_not_said() -> None:
     card = task_card(values, RUN)
     assert len(card["limits"]) == 1
     assert card["training"]["start"] == "random weights of the form of small"
+
+
+def test_the_card_has_the_rate_and_the_precision_that_were_chosen() -> None:
+    runs = [
+        {"seed": 0, "learning_rate": 1.0, "precision": "fp32"},
+        {"seed": 1, "learning_rate": 3e-5, "precision": "bf16"},
+    ]
+    auto = RUN | {"train": {**RUN["train"], "precision": "auto"}}
+    training = task_card(VALUES | {"runs": runs}, auto)["training"]
+    assert (training["learning_rate"], training["precision"]) == (3e-5, "bf16")
+
+
+def test_a_named_tasks_data_have_their_name_on_the_hub() -> None:
+    card = task_card(VALUES | {"task": "glue:sst2"}, RUN)
+    assert card["datasets"] == ["nyu-mll/glue"]
+    assert card["results"]["dataset"] == {"name": "glue:sst2", "type": "nyu-mll/glue", "split": "dev"}
+
+
+def test_one_number_stands_under_one_name() -> None:
+    three = {"median": 0.5, "low": 0.4, "high": 0.6}
+    twins = {"accuracy": {**three, "median": 0.7}, "f1": three, "macro_f1": dict(three)}
+    assert list(task_card(VALUES | {"spread": twins}, RUN)["metrics"]) == ["accuracy", "macro_f1"]
+    assert list(task_card(VALUES | {"spread": twins, "metric": "f1"}, RUN)["metrics"]) == ["accuracy", "f1"]
+    two_classes = twins | {"f1": {**three, "median": 0.8}}
+    assert list(task_card(VALUES | {"spread": two_classes}, RUN)["metrics"]) == ["accuracy", "f1", "macro_f1"]

@@ -146,6 +146,9 @@ def worst(questions: list[Question], spans: list[tuple[str, float, float]]) -> l
         outputs.append(logits)
     scored = SPANS.score(outputs, rows, questions, ())
     assert scored["worst_by"] == "score"
+    for metric in ("f1", "exact"):
+        values = SPANS.example_values(outputs, rows, questions, (), metric)
+        assert values.mean() == pytest.approx(scored["metrics"][metric])
     return [(m["text"], m["label"], m["prediction"], m["confidence"]) for m in scored["worst"]]
 
 

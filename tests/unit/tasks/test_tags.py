@@ -85,6 +85,7 @@ def test_mistakes_are_entities_that_differ() -> None:
     assert (worst["confidence"], worst["place"]) == (3.0, "f:3")
     assert scored["worst_by"] == "entities that differ"
     assert scored["metrics"]["f1"] == pytest.approx(2 * 1 / (2 + 3))  # of two entities one is found, of three made
+    assert TAGS.example_values(outputs, rows, items, names, "f1").mean() == pytest.approx(scored["metrics"]["f1"])
 
 
 def test_words_get_tags_and_texts_entities() -> None:

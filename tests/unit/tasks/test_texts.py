@@ -64,6 +64,11 @@ def test_scores_of_classes() -> None:
     result = score("classify", np.log(probabilities), ["no", "yes", "yes", "yes"], ("no", "yes"))
     assert result["metrics"]["accuracy"] == 0.5
     assert result["confusion"] == [[1, 0], [2, 1]]
+    items = examples("no", "yes", "yes", "yes")
+    for metric in ("accuracy", "matthews", "f1"):
+        outputs, rows = list(np.log(probabilities)), make_rows([3] * 4)
+        values = kind("classify").example_values(outputs, rows, items, ("no", "yes"), metric)
+        assert values.mean() == pytest.approx(result["metrics"][metric]), metric
     assert result["table"]["classes"]["yes"]["support"] == 3
     assert result["calibration"]["expected_calibration_error"] > 0.3
     assert surest_mistakes(probabilities, np.array([0, 1, 1, 1])) == [3, 1]

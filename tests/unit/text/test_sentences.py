@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from remask.commands.prepare import PrepareRun
 from remask.config import build_run
 from remask.errors import ConfigError
+from remask.preparation.settings import PrepareRun
 from remask.text.sentences import sentence_starts
 from remask.text.settings import LANGUAGES, OWN_ABBREVIATIONS, SentenceSettings
 

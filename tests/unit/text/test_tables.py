@@ -79,7 +79,7 @@ def test_files_that_give_no_text_are_named_with_what_would_read_them(tmp_path: P
     assert "120 files given up, unknown kind of file" in warnings
     assert "ending .log; text.sources.kind=text reads it" in warnings
     assert "bare.csv (2 rows not read): has no column text" in warnings
-    assert "the first row must name the columns" in warnings
+    assert "text.sources.header=false with text_columns=['1'] reads it" in warnings
     assert "c.parquet (3 rows not read)" in warnings
 
 
@@ -171,3 +171,12 @@ def test_the_one_reader_of_tables_serves_prepare_too(tmp_path: Path, texts, buil
     (tmp_path / "d.txt").write_bytes("\n".join(wanted).encode("latin-1"))
     plain = SourceSettings(paths=(str(tmp_path / "d.txt"),), encoding="latin-1", layout="line")
     assert all_texts(build(plain)) == wanted
+
+
+def test_a_table_without_a_header_is_read_as_the_warning_says(tmp_path: Path, texts, build, all_texts) -> None:
+    rows = [next(texts) for _ in range(3)]
+    (tmp_path / "bare.csv").write_text("".join(f"{row},1\n" for row in rows))
+    with pytest.raises(DataError, match=r"has no column text; .* text.sources.header=false with text_columns=\['1'\]"):
+        build(tmp_path / "bare.csv")
+    source = SourceSettings(paths=(str(tmp_path / "bare.csv"),), header=False, text_columns=("1",))
+    assert all_texts(build(source)) == rows

@@ -182,8 +182,8 @@ def test_a_vocabulary_is_as_large_as_the_words_allow(word_table: list[tuple[byte
 
 
 def test_a_size_below_the_bytes_is_refused() -> None:
-    from remask.commands.prepare import PrepareRun
     from remask.config import build_run
+    from remask.preparation.settings import PrepareRun
 
     with pytest.raises(ConfigError, match="at least 261"):
         build_run(PrepareRun, assignments=["tokenizer.vocab_size=100"])

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from remask import signals
-from remask.commands import pretrain
 from remask.config import build_run
 from remask.errors import ConfigError, Stopped
 from remask.precision import probe
+from remask.pretraining.run import pretrain
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.train.narrow import NarrowWeights
 
@@ -103,8 +104,8 @@ def test_a_real_network_learns_the_same(tmp_path: Path, tiny_prepared: Path) -> 
     for kind in BOTH:
         values = {**options, "prepared": str(tiny_prepared), "train.weights": kind}
         with signals.catch():
-            made = pretrain.main(
-                build_run(pretrain.PretrainRun, options=values).run,
+            made = pretrain(
+                build_run(PretrainRun, options=values).run,
                 tmp_path / kind,
                 progress=Progress(stream=StringIO()),
             )

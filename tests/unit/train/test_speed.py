@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from remask import signals
-from remask.commands.pretrain import PretrainRun, main
 from remask.config import build_run
 from remask.precision import probe
+from remask.pretraining.run import pretrain as main
+from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 
 from .test_loop import lines, run

@@ -1,21 +1,21 @@
-"""Small SVG charts for the report: lines and bars with spread. No script, no network, light and dark.
+"""Small charts for the report: lines with bands, bars with spread, rows of dots. No script, light and dark.
 
-In: plain numbers. Out: an `<svg>` string whose colours come from the page's CSS variables (`--series-0` ...), so that
-one drawing serves both colour schemes; every point and bar has a `<title>`, which browsers show and screen readers
-read. Not here: reading runs, or any text of the report.
+In: plain numbers. Out: an `<svg>` string, for dots plain HTML (its text keeps its size on a phone). Colours come from
+the page's CSS variables (`--series-0` ...), so that one drawing serves both colour schemes; every point and bar has a
+title, which browsers show and screen readers read. Not here: reading runs, or any text of the report.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from remask.visible import as_html
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 74, 24, 14, 44
-NUM_COLOURS = 6
+NUM_COLOURS = 12
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Series:
     name: str
     points: Sequence[tuple[float, float]]
     faint: bool = False
+    band: Sequence[tuple[float, float, float]] = ()  # (x, lowest, highest) of the runs behind it
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,59 @@ class Bar:
     samples: Sequence[float] = field(default_factory=tuple)
 
 
+@dataclass(frozen=True)
+class DotRow:
+    """A row of dots: one for each run, a mark at `middle`, a line from `low` to `high`, words beside it."""
+
+    name: str
+    dots: Sequence[float]
+    middle: float
+    low: float
+    high: float
+    value: str
+    badge: str = ""
+    is_quiet: bool = False
+
+
+def dot_chart(rows: Sequence[DotRow], *, label: str, rule: float | None = None) -> str:
+    """Rows of dots over one axis. `rule`: a vertical line that rows are read against."""
+    ends = [x for row in rows for x in (*row.dots, row.middle, row.low, row.high)] + ([] if rule is None else [rule])
+    ends = [x for x in ends if math.isfinite(x)]
+    if not ends:
+        return "<p class='soft'>nothing to draw yet</p>"
+    marks = ticks(min(ends), max(ends), 4)
+    to_x = _scale(min(marks[0], min(ends)), max(marks[-1], max(ends)), 1.5, 98.5)
+    across = "" if rule is None else f"<i class='dot-rule' style='left:{to_x(rule):.2f}%'></i>"
+    parts = []
+    for row in rows:
+        left, right = to_x(row.low), to_x(row.high)
+        title = as_html(f"{row.name}: {row.value}")
+        dots = "".join(
+            f"<i class='dot' style='left:{to_x(x):.2f}%' title='{as_html(_number(x))}'></i>" for x in row.dots
+        )
+        badge = f" <span class='badge'>{as_html(row.badge)}</span>" if row.badge else ""
+        line = f"<i class='dot-line' style='left:{left:.2f}%;width:{max(0.0, right - left):.2f}%'></i>"
+        middle = f"<i class='dot-middle' style='left:{to_x(row.middle):.2f}%'></i>"
+        quiet = " quiet" if row.is_quiet else ""
+        parts.append(
+            f"<div class='dot-row{quiet}'><div class='dot-name'>{as_html(row.name)}{badge}</div>"
+            f"<div class='dot-track' title='{title}'>{across}{line}{dots}{middle}</div>"
+            f"<div class='dot-value'>{as_html(row.value)}</div></div>"
+        )
+    numbers = "".join(f"<span style='left:{to_x(t):.2f}%'>{as_html(_number(t))}</span>" for t in marks)
+    axis = f"<div class='dot-row'><div></div><div class='dot-axis'>{numbers}</div><div></div></div>"
+    return f"<div class='dots' role='group' aria-label='{as_html(label)}'>{''.join(parts)}{axis}</div>"
+
+
 def line_chart(series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = ()) -> str:
     """Lines over a common x axis. Points that are not finite are left out."""
-    clean = [Series(s.name, [p for p in s.points if all(map(math.isfinite, p))], s.faint) for s in series]
+    clean = [replace(s, points=[p for p in s.points if all(map(math.isfinite, p))]) for s in series]
     clean = [s for s in clean if s.points]
     if not clean:
         return _frame("<text x='50%' y='50%' text-anchor='middle'>nothing to draw yet</text>", "empty chart")
     xs = [x for s in clean for x, _ in s.points]
     ys = [y for s in clean for _, y in s.points] + [rule.y for rule in rules]
+    ys += [y for s in clean for _, *ends in s.band for y in ends if math.isfinite(y)]
     x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
     to_x = _scale(min(x_ticks[0], min(xs)), max(x_ticks[-1], max(xs)), LEFT, WIDTH - RIGHT)
     to_y = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP)
@@ -65,6 +111,10 @@ def line_chart(series: Sequence[Series], *, x_name: str, y_name: str, rules: Seq
         parts.append(f"<text class='rule-name' x='{WIDTH - RIGHT - 4}' y='{y - 5:.1f}'>{as_html(label)}</text>")
     for index, s in enumerate(clean):
         colour = f"style='stroke:var(--series-{index % NUM_COLOURS})'"
+        if s.band:
+            edge = [(x, low) for x, low, _ in s.band] + [(x, high) for x, _, high in reversed(s.band)]
+            around = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in edge)
+            parts.append(f"<polygon class='band' style='fill:var(--series-{index % NUM_COLOURS})' points='{around}'/>")
         path = " ".join(f"{to_x(x):.1f},{to_y(y):.1f}" for x, y in thin(s.points))
         parts.append(f"<polyline class='line{' faint' if s.faint else ''}' {colour} points='{path}'/>")
         if not s.faint:

@@ -1,6 +1,6 @@
 """What the reports say: a training run, several runs side by side, and the quickstart's whole way.
 
-In: run folders as study/runs reads them, and the quickstart's plain facts. Out: one HTML text each. The numbers are
+In: run folders as reports/runs reads them, and the quickstart's plain facts. Out: one HTML text each. The numbers are
 those of the files; nothing is computed here beyond picking and rounding.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from remask.config import differences
-from remask.study.charts import Bar, Rule, Series, bar_chart, line_chart
-from remask.study.page import Page, Tile
-from remask.study.runs import RunFolder
+from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
+from remask.reports.page import Page, Tile
+from remask.reports.runs import RunFolder
 
 
 def training_report(run: RunFolder, unigram_nats: float | None = None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from remask.study.task_report import finetune_report
+from remask.reports.task_report import finetune_report
 
 
 def results(**best: Any) -> dict[str, Any]:
@@ -16,7 +16,8 @@ def results(**best: Any) -> dict[str, Any]:
         "task": "classify", "metric": "accuracy", "runs": [run], "init": "m", "init_weights": True,
         "labels": ["a", "b"],
         "spread": {"accuracy": {"median": 0.75, "low": 0.5, "high": 0.8, "seeds": [0.75]}},
-        "seeds": {"count": 1, "best": 3, "seeds": [3]}, "data": {"train": 1200, "dev": 40}, "notes": ["a note"],
+        "seeds": {"count": 1, "best": 3, "seeds": [3]}, "notes": ["a note"],
+        "data": {"train": 1200, "dev": 40, "baseline": {"accuracy": 0.625}},
     }  # fmt: skip
 
 
@@ -58,6 +59,7 @@ def test_a_classifier_has_everything_and_texts_stay_text() -> None:
     )
     text = " ".join(page.words)
     assert "remask serve 'my topics'" in text
+    assert "0.625 accuracy of always giving the same answer" in text
     for words in ("By class (seed 3)", "What was taken for what", "surest of", "a note", "1,200 / 40", "0.120"):
         assert words in text
     assert "script" not in page.tags

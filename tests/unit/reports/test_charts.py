@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from remask.study.charts import HEIGHT, WIDTH, Bar, Rule, Series, bar_chart, line_chart, thin, ticks
+from remask.reports.charts import (
+    HEIGHT,
+    WIDTH,
+    Bar,
+    DotRow,
+    Rule,
+    Series,
+    bar_chart,
+    dot_chart,
+    line_chart,
+    thin,
+    ticks,
+)
 
 
 @given(st.floats(-1e6, 1e6), st.floats(0, 1e6))
@@ -51,3 +63,29 @@ def test_thin_keeps_the_ends() -> None:
     few = thin(points, 50)
     assert len(few) == 50
     assert (few[0], few[-1]) == (points[0], points[-1])
+
+
+def test_a_band_lies_around_its_line() -> None:
+    series = Series("a", [(0, 5.0), (10, 2.0)], band=[(0, 4.0, 6.0), (10, 1.0, 9.0)])
+    svg = line_chart([series], x_name="step", y_name="loss")
+    edge = [tuple(map(float, p.split(","))) for p in re.findall(r"<polygon[^>]*points='([^']*)'", svg)[0].split()]
+    assert len(edge) == 4
+    assert all(0 <= y <= HEIGHT for _, y in edge), "the axis covers the band"
+    ElementTree.fromstring(svg)
+
+
+def test_dots_lie_where_their_numbers_say() -> None:
+    rows = [
+        DotRow("low <b>", [1.0, 2.0], 1.5, 1.0, 2.0, "1.5", "paper: 1st"),
+        DotRow("high", [3.0], 3.0, 3.0, 3.0, "3"),
+    ]
+    html = dot_chart(rows, label="bits", rule=2.5)
+    places = [float(x) for x in re.findall(r"class='dot' style='left:([0-9.]+)%", html)]
+    assert places == sorted(places)
+    assert len(places) == 3
+    assert all(0 <= x <= 100 for x in places)
+    rule = float(re.findall(r"class='dot-rule' style='left:([0-9.]+)%", html)[0])
+    assert places[1] < rule < places[2]
+    assert "<b>" not in html
+    ElementTree.fromstring(html)
+    assert "nothing to draw" in dot_chart([], label="bits")

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 
 from remask.__main__ import cli
 from remask.errors import DataError, MissingInputError
-from remask.study.page import Page
-from remask.study.report import comparison_report, training_report
-from remask.study.runs import read_run
+from remask.reports.page import Page
+from remask.reports.report import comparison_report, training_report
+from remask.reports.runs import read_run
 
 
 def make_run(folder: Path, loss: float, rate: float) -> Path:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from remask.errors import DataError
-from remask.study.statistics import Difference, compare, holm, in_words, verdict
+from remask.reports.statistics import Difference, compare, holm, in_words, verdict
 
 
 def scores(generator: np.random.Generator, num_seeds: int, num_examples: int, gain: float) -> tuple[np.ndarray, ...]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remask.study.charts import Series, line_chart
-from remask.study.page import Page, Tile
-from remask.tasks.metrics import certainty
+from remask.reports.charts import Series, line_chart
+from remask.reports.page import Page, Tile
+from remask.tasks.metrics import certainty, shown_names
 
 MAX_CONFUSION = 20  # classes; a larger matrix is not read by anybody
 MAX_TEXT = 240
@@ -64,7 +64,8 @@ def _scores(page: Page, values: Mapping[str, Any]) -> None:
     baseline, count = values["data"]["baseline"], values["data"].get("dev", values["data"].get("test", 0))
     rows = [
         [name, spread["median"], certainty(name, spread, count), baseline.get(name, "")]
-        for name, spread in values["spread"].items()
+        for name in shown_names(values["spread"], values["metric"])
+        if (spread := values["spread"][name])
     ]
     if "ensemble" in values:
         together = values["ensemble"]
@@ -95,16 +96,19 @@ def tasks_report(values: Mapping[str, Any]) -> str:
     page.tiles([Tile(f"{values['mean']['median']:.3f}", "mean over the tasks, median of the seeds")])
     page.heading("Scores")
     alone = values.get("single", {})
-    header = ["task", "metric", "together", "lowest", "highest"]
+    # Of one seed, median, lowest and highest are one number: one column.
+    several = any(len(one["runs"]) > 1 for one in values["tasks"].values())
+    columns = {"median": "together", **({"low": "lowest", "high": "highest"} if several else {})}
     rows = []
     for name, one in values["tasks"].items():
         spread = one["spread"][one["metric"]]
-        row = [name, one["metric"], spread["median"], spread["low"], spread["high"]]
+        row = [name, one["metric"], *(spread[key] for key in columns)]
         if alone:
             other = alone[name]["spread"][one["metric"]]
-            row += [other["median"], other["low"], other["high"], spread["median"] - other["median"]]
+            row += [*(other[key] for key in columns), spread["median"] - other["median"]]
         rows.append(row)
-    page.table([*header, *(["alone", "lowest", "highest", "difference"] if alone else [])], rows)
+    beside = ["alone", *list(columns.values())[1:], "difference"] if alone else []
+    page.table(["task", "metric", *columns.values(), *beside], rows)
     for name, one in values["tasks"].items():
         curves = [
             Series(f"seed {run['seed']}", [(entry["step"], entry[one["metric"]]) for entry in run["history"]])

@@ -1,0 +1,1 @@
+"""Raw files -> documents -> a vocabulary -> token shards, as one PREPARED folder."""
