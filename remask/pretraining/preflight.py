@@ -62,7 +62,9 @@ def _facts(run: PretrainRun, out: Path, network: Network, batches: Batches, worl
     place = next(path for path in [out, *out.absolute().parents] if path.exists())
     return Facts(
         parameters=parameters,
-        trainable=sum(p.numel() for p in network.learning_parameters(run.train.trainable_top_layers)),
+        trainable=sum(
+            p.numel() for p in network.learning_parameters(run.train.trainable_top_layers) if p.requires_grad
+        ),
         hidden_size=run.model.hidden_size,
         num_layers=run.model.num_layers,
         post_norm=run.model.norm == "post",

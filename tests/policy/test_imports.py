@@ -48,9 +48,14 @@ MAY_IMPORT = {
     "preparation": GROUND | {"text", "tokenizer", "data"},
     "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "reports"},
     "starter": GROUND | {"text", "preparation", "pretraining", "tune", "exports", "answer", "reports"},
+    "adaptation": GROUND
+    | ANSWERING
+    | {"text", "start", "objectives", "train", "preparation", "pretraining", "tune", "reports"},
     "serve": GROUND | ANSWERING,
     "studies": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "reports"},
-    "api": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
+    "api": GROUND
+    | ANSWERING
+    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
 }
 
 
