@@ -43,7 +43,8 @@ MAY_IMPORT = {
     "study": GROUND | {"tasks"},
     "exports": GROUND | {"tokenizer", "model", "tasks"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
-    "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer"},
+    "tune": GROUND
+    | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "study", "answer", "precision"},
     "evaluation": GROUND | ANSWERING | {"objectives", "train", "study", "exports", "tune", "preparation"},
     "preparation": GROUND | {"text", "tokenizer", "data"},
     "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "study"},
