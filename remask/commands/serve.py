@@ -90,7 +90,4 @@ def choose_format(precision: str, device: str) -> str:
 
     from remask.precision import choose_precision
 
-    try:
-        return choose_precision(precision, torch.device(device))[0]
-    except UnavailableError as error:
-        raise UnavailableError(str(error).replace("train.precision", "precision")) from None
+    return choose_precision(precision, torch.device(device))[0]

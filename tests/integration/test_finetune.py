@@ -51,6 +51,23 @@ def quiet() -> Progress:
     return Progress(quiet=True)
 
 
+def test_the_ensemble_answers_in_the_format_of_the_training(
+    task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formats = []
+
+    class Noted(remask.answer.model.Model):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            formats.append((self.precision, self.runner.device.type))
+
+    monkeypatch.setattr(remask.answer.model, "Model", Noted)
+    train = write_rows(tmp_path / "train.jsonl", 40, 1, colour)
+    run = run_for(task_model, train, train, **{"train.epochs": 1.0, "seeds": 2, "train.precision": "bf16"})
+    finetune(run, tmp_path / "out", progress=quiet())
+    assert formats == [("bf16", "cpu")] * 2
+
+
 def test_a_classifier_learns_and_its_model_answers_the_same(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "train.jsonl", 320, 1, colour)
     dev = write_rows(tmp_path / "dev.jsonl", 80, 2, colour)

@@ -156,7 +156,9 @@ def test_encode_mistakes_leave_no_file(model: Path, tmp_path: Path) -> None:
     file.write_text('{"text": "a"}\n{"other": "b"}\n')
     assert "texts.jsonl:2: has no text in the column" in run("encode", model, file, "--out", out, error=DataError)
     file.write_text(json.dumps({"text": "fox jumps " * 60}))
-    assert "this model takes 38" in run("encode", model, file, "--out", out, error=DataError)
+    message = run("encode", model, file, "--out", out, error=DataError)
+    assert "texts.jsonl:1: " in message
+    assert "this model takes 38" in message
     run("encode", model, file, "--out", out, "--long", "cut", "-q")
     out.unlink()
     file.write_text("")

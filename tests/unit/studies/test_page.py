@@ -80,8 +80,8 @@ def test_on_a_phone_it_is_readable_and_sorts(html: str, tmp_path: Path) -> None:
         page.goto((tmp_path / "page.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") == 375
         heights = page.evaluate(
-            "[...document.querySelectorAll('.chart text, .dots *')].filter(e => e.textContent.trim()"
-            " && !e.children.length && getComputedStyle(e).display !== 'none')"
+            "[...document.querySelectorAll('.chart text, .dots *')]"
+            ".filter(e => e.textContent.trim() && !e.children.length && getComputedStyle(e).display !== 'none')"
             ".map(e => parseFloat(getComputedStyle(e).fontSize)"
             " * (e.closest('svg') ? e.closest('svg').getBoundingClientRect().width / 640 : 1))"
         )
