@@ -1,6 +1,6 @@
 """The README's commands, executed in order as they are printed, on a tiny corpus and with tiny networks.
 
-Only what costs time is changed: minutes become steps, networks shrink. `serve` is only checked (--dry-run), and of what
+Only what costs time is changed: minutes become steps, networks shrink. `adapt` and `serve` are only checked (--dry-run), and of what
 needs the papers' benchmarks only the run is built (--print-config).
 """
 
@@ -43,7 +43,7 @@ def at_smoke_scale(words: list[str]) -> list[str]:
     verb = words[0]
     if "--tasks" in words:
         return [*words, "--print-config"]
-    if verb == "serve":
+    if verb in ("adapt", "serve"):
         return [*words, "--dry-run"]
     if verb == "prepare":
         small = [word if word != "16384" else "300" for word in words]
