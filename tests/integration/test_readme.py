@@ -1,7 +1,7 @@
 """The README's commands, executed in order as they are printed, on a tiny corpus and with tiny networks.
 
-Only what costs time is changed: minutes become steps, networks shrink. `adapt` and `serve` are only checked (--dry-run),
-and of what needs the papers' benchmarks only the run is built (--print-config).
+Only what costs time is changed: minutes become steps, networks shrink. `adapt` and `serve` are only
+checked (--dry-run), and of what needs the papers' benchmarks only the run is built (--print-config).
 """
 
 from __future__ import annotations
