@@ -26,6 +26,7 @@ VERBS = {
     "prepare": "Raw files -> documents, a vocabulary and token shards.",
     "inspect": "Look into prepared data: counts, samples, batches with their masks.",
     "pretrain": "Train an encoder on prepared data.",
+    "adapt": "A model of somebody else's, continued on text of one's own, measured before and after.",
     "finetune": "Teach a pretrained model a task: your own table, or one of the papers'.",
     "search": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
     "evaluate": "Score a model on tasks (without a head it is fine-tuned first) or a labelled file.",

@@ -18,6 +18,7 @@ from remask.errors import UsageError
 from remask.progress import Progress
 
 if TYPE_CHECKING:
+    from remask.adaptation.settings import AdaptRun
     from remask.answer.encode import EncodeRun
     from remask.answer.predict import PredictRun
     from remask.evaluation.settings import EvaluateRun
@@ -128,6 +129,47 @@ def pretrain(
     keywords = {"prepared": data, "init_from": init_from}
     built = _run(PretrainRun, "pretrain", run, keywords, settings, budget_alone(minutes, steps))
     return train(built, Path(out), progress=progress or Progress(), allow_change=allow_change, dry_run=dry_run)
+
+
+def adapt(
+    run: AdaptRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    model: StrPath | None = None,
+    text: Sequence[StrPath] | None = None,
+    general: Sequence[StrPath] | None = None,
+    validation: StrPath | None = None,
+    vocabulary: str | None = None,
+    tokens: int | None = None,
+    learn: str | None = None,
+    minutes: float | None = None,
+    steps: int | None = None,
+    settings: Settings | None = None,
+    allow_change: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Go on with a trained model on text of your own; measured before the first step and at the end.
+
+    `text`: files, folders or globs. `general`: text mixed in against forgetting. `validation`: a text to measure on
+    in place of a part of `text`. `vocabulary`: "keep", "extend" (by `tokens` more) or "replace" (by `tokens` entries).
+    `learn`: "all" or "lora" (the top layers: settings={"train.trainable_top_layers": 2}). A labelled file to fine-tune
+    on before and after: settings such as `{"task.task": "classify", "task.train_file": "my.csv", "task.seeds": 3}`.
+
+    The result has `before`, `after` (held-out loss, bits per byte, fill-mask answers), `task` with its verdict, and
+    `model`, the folder of the adapted model.
+
+    >>> result = remask.adapt(model="encoder", text=["tickets/"], out="mine", minutes=20)       # doctest: +SKIP
+    >>> result["before"]["heldout"]["loss"], result["after"]["heldout"]["loss"]                 # doctest: +SKIP
+    """
+    from remask.adaptation.run import adapt as continue_on
+    from remask.adaptation.settings import AdaptRun
+
+    keywords = {
+        "model": model, "corpus.paths": text, "general.paths": general, "validation": validation,
+        "vocabulary": vocabulary, "tokens": tokens, "learn": learn, "train.minutes": minutes, "train.steps": steps,
+    }  # fmt: skip
+    built = _run(AdaptRun, None, run, keywords, settings)
+    return continue_on(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
 # ---------------------------------------------------------------------------------------------------- tasks

@@ -189,6 +189,7 @@ NAMED_RUNS = {
     "finetune": ("finetune",),
     "search": ("search",),
     "evaluate": ("evaluate",),
+    "study": ("studies",),
 }
 
 
@@ -276,7 +277,16 @@ def build_run(
             merged = merge(merged, _nest(key.split("."), value))
     run = _validate(model, merged, sources)
     reference = _validate(model, _fill_required(under, merged, model), sources)
-    return Built(run, base or "defaults", differences(dump(reference), dump(run)))
+    return Built(run, base or "defaults", [_brief(run, *change) for change in differences(dump(reference), dump(run))])
+
+
+def _brief(run: Config, key: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+    """A list of parts (sources, tasks) with what was given of each part; the rest are its defaults."""
+    if isinstance(new, list) and new and isinstance(new[0], dict):
+        new = run.model_dump(mode="json", exclude_defaults=True)
+        for name in key.split("."):
+            new = new[name]
+    return key, old, new
 
 
 def build_values(model: type[ConfigT], values: Mapping[str, Any], *, place: str, base: str | None = None) -> ConfigT:

@@ -93,7 +93,7 @@ class Progress:
         yield stage
         words = [name]
         if stage.done:
-            words.append(f"{_amount(stage.done)} {unit}".strip())
+            words.append(f"{_amount(stage.done)} {unit.removesuffix('s') if stage.done == 1 else unit}".strip())
         if stage.note:
             words.append(stage.note)
         self._finish(" · ".join([*words, duration(stage.seconds)]))

@@ -152,8 +152,10 @@ def complete_network(
     has_head: bool,
     run_folder: Path | None,
     progress: Progress,
+    pieces: Sequence[Sequence[int]] | None = None,
 ) -> None:
-    """What a model to start from did not have: vectors of new tokens (`old_ids` is -1 there), a masked-LM head."""
+    """What a model to start from did not have: vectors of new tokens (`old_ids` is -1 there), a masked-LM head.
+    `pieces`: for every token the known tokens that it is made of; none for those that are no others' sum."""
     from remask.model import counted
 
     frequencies_V = tokens.log_frequencies(network.settings.vocab_size)
@@ -166,8 +168,8 @@ def complete_network(
     if not num_new or settings.new_tokens == "random":
         return
     if tokens.num_tokens < MIN_TOKENS:
-        progress.warn(
-            f"{num_new:,} new tokens start at random: {tokens.num_tokens:,} training tokens are too few to count"
+        _start_without_counts(
+            network, old_ids, pieces, f"{tokens.num_tokens:,} training tokens are too few to count", progress
         )
         return
     if run_folder is None:
@@ -175,15 +177,28 @@ def complete_network(
     width = network.settings.embedding_width
     found = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
     vectors_VC = counted.even_scale(found.vectors_VC, found.is_counted_V, settings.flatten, 1.0)
-    explained = counted.fit_new_rows(network, (vectors_VC, found.is_counted_V), old_ids, frequencies_V)
+    explained = counted.fit_new_rows(network, (vectors_VC, found.is_counted_V), old_ids, frequencies_V, pieces)
     if explained is None:
-        progress.warn(
-            f"{num_new:,} new tokens start at random: fewer than {counted.MIN_TEACHERS} tokens of the text are known"
-        )
+        why = f"fewer than {counted.MIN_TEACHERS} tokens of the text are known"
+        _start_without_counts(network, old_ids, pieces, why, progress)
     else:
+        origin = "counts" if pieces is None else "counts and their pieces"
         progress.say(
-            f"  {num_new:,} new tokens start from counts, by a map that explains {explained:.0%} of known tokens"
+            f"  {num_new:,} new tokens start from {origin}, by a map that explains {explained:.0%} of known tokens"
         )
+
+
+def _start_without_counts(
+    network: Network, old_ids: Sequence[int], pieces: Sequence[Sequence[int]] | None, why: str, progress: Progress
+) -> None:
+    from remask.model import counted
+
+    num_new = sum(was < 0 for was in old_ids)
+    if pieces is None:
+        progress.warn(f"{num_new:,} new tokens start at random: {why}")
+        return
+    counted.mean_new_rows(network, old_ids, pieces)
+    progress.say(f"  {num_new:,} new tokens start at the mean of their pieces: {why}")
 
 
 def _say_what_is_missing(found: Counted, width: int, progress: Progress) -> None:

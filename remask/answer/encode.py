@@ -89,6 +89,7 @@ class _Job:
         self._stored = stored.table if stored is not None else None
 
     def run(self, progress: Progress) -> None:
+        from remask.answer.questions import TooLongError
         from remask.answer.stream import check_kept, chunks, same_rows
 
         with artifacts.output_errors(self._work.out), progress.stage("encode", unit="texts") as stage:
@@ -100,7 +101,11 @@ class _Job:
                     check_kept(piece, _head(self._work.piece(number))["fingerprints"], self._work.folder)
                     stage.resume_at(done)
                     continue
-                self._work.keep(number, self._encoded(piece))
+                try:
+                    self._work.keep(number, self._encoded(piece))
+                except TooLongError:
+                    self._say_where(piece)
+                    raise
                 stage.update(done)
                 signals.check()
             heads = [_head(piece) for piece in self._work.pieces()]
@@ -111,6 +116,16 @@ class _Job:
             for _ in same_rows(read_texts(self._run, self._stored), fingerprints, self._run.file):
                 pass
             self._publish(heads)
+
+    def _say_where(self, piece: Sequence[Cells]) -> None:
+        """The same refusal with the line of the file; a model that answers knows texts, not places."""
+        from remask.answer.questions import TooLongError
+
+        for row in piece:
+            try:
+                self._model.questions.row(row.values[TEXT], self._run.long_texts)
+            except TooLongError as error:
+                raise TooLongError(f"{row.place}: {error}") from None
 
     def _encoded(self, piece: Sequence[Cells]) -> bytes:
         """Ids, and vectors or states, of some texts."""

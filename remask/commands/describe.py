@@ -106,10 +106,8 @@ def _find(what: str) -> tuple[ModelSettings, HeadSettings, str]:
     if what.endswith((".yaml", ".yml")) or not path.exists():
         from remask.pretraining.settings import PretrainRun
 
-        if not path.exists() and len(path.parts) > 1:
-            raise MissingInputError(f"{what}: no such model, run or run file")
         if not path.exists():
-            find_base(what)  # says which ones there are
+            _check_name(what)
         run = build_run(PretrainRun, path if path.exists() else None, base=None if path.exists() else what).run
         heads = HeadSettings(masked_lm=True, sentence=run.data.sentence_loss != "none")
         if run.model.vocab_size:
@@ -125,6 +123,17 @@ def _find(what: str) -> tuple[ModelSettings, HeadSettings, str]:
         return settings, heads, ""
     found = read_hf_folder(folder)
     return found.settings, found.heads, ""
+
+
+def _check_name(what: str) -> None:
+    """What is no file or folder must be the name of a base."""
+    absent = f"{what}: no such model, run or run file"
+    if len(Path(what).parts) > 1:
+        raise MissingInputError(absent)
+    try:
+        find_base(what)
+    except ConfigError as error:  # it says which ones there are
+        raise MissingInputError(f"{absent}; {error}") from None
 
 
 def _vocabulary(prepared: Path | None) -> tuple[int, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,7 @@ def is_text(word: str) -> bool:
 
 
 def _answer_texts(common: Common, run: PredictRun, words: Sequence[str]) -> None:
-    asked, places = [tuple(words)], ["the text"]
+    asked, places = [tuple(words)], ["command line"]
     if STDIN in words:
         if len(words) > 1:
             raise UsageError("- is stdin, one text a line, and stands alone")
@@ -101,7 +101,14 @@ def _answer_texts(common: Common, run: PredictRun, words: Sequence[str]) -> None
         asked, places = [tuple(line.split("\t")) for _, line in numbered], [f"stdin:{number}" for number, _ in numbered]
     values = answer_texts(run, asked, places)
     _say_cut(common, values)
-    common.result(values, "\n".join("  ".join(map(shown_cell, one.values())) for one in values["answers"]))
+    common.result(values, "\n".join(_line(answer) for answer in values["answers"]))
+
+
+def _line(answer: Mapping[str, Any]) -> str:
+    """An answer for a person: what is neither the prediction nor its score has its name before it."""
+    shown = {name: shown_cell(value) for name, value in answer.items()}
+    bare = ("prediction", "score")
+    return "  ".join(value or '""' if name in bare else f"{name} {value}" for name, value in shown.items())
 
 
 def _say_cut(common: Common, values: dict[str, Any]) -> None:

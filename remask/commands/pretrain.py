@@ -8,9 +8,14 @@ from pathlib import Path
 import click
 
 from remask import api
+from remask.artifacts import MANIFEST
 from remask.commands import Common, common_options, is_first_rank
-from remask.config import Built, find_run
+from remask.config import Built, find_run, runs_folder
+from remask.errors import UsageError
 from remask.pretraining.settings import PretrainRun, budget_alone
+from remask.pretraining.start import prepared_of, with_form
+
+ALL_HELD_OUT = 1 - 2**-52  # a share must be below 1
 
 
 @click.command()
@@ -19,7 +24,16 @@ from remask.pretraining.settings import PretrainRun, budget_alone
 @click.option("--data", type=click.Path(path_type=Path), help="Prepared data (remask prepare).")
 @click.option("--minutes", type=float, help="Use so many minutes.")
 @click.option("--steps", type=int, help="Make so many steps.")
-@click.option("--init-from", type=click.Path(path_type=Path), help="Start from this model.")
+@click.option(
+    "--init-from",
+    type=click.Path(path_type=Path),
+    help="Start from this model; its form is taken over unless the run file has one of its own.",
+)
+@click.option(
+    "--validation",
+    type=click.Path(path_type=Path),
+    help="A text file (or prepared data) that is measured on in place of the data's held-out part.",
+)
 @common_options
 def command(
     run_file: str,
@@ -28,6 +42,7 @@ def command(
     minutes: float | None,
     steps: int | None,
     init_from: Path | None,
+    validation: Path | None,
     common: Common,
 ) -> None:
     """Train an encoder on prepared data. The same command in the same folder goes on.
@@ -36,15 +51,24 @@ def command(
     """
     common = common.of_rank()
     common = dataclasses.replace(common, assignments=(*common.assignments, *budget_alone(minutes, steps)))
+    file = find_run("pretrain", run_file)
+    is_base = file.parent == runs_folder() / "bases"  # then what differs from it is shown, not from the defaults
     built: Built[PretrainRun] = common.build(
         PretrainRun,
-        find_run("pretrain", run_file),
+        None if is_base else file,
+        base=file.stem if is_base else None,
         prepared=None if data is None else str(data),
         init_from=None if init_from is None else str(init_from),
     )
     common.show_differences(built)
+    run = built.run
+    if run.init_from is not None and not any(key.startswith("model.") for key, _, _ in built.differences):
+        prepared_of(run)  # says what is missing before a model is opened
+        run = with_form(run)
+    if validation is not None:
+        run = run.model_copy(update={"validation": _prepared_validation(run, validation, out, common)})
     result = api.pretrain(
-        built.run, out=out, progress=common.progress, allow_change=common.allow_change, dry_run=common.dry_run
+        run, out=out, progress=common.progress, allow_change=common.allow_change, dry_run=common.dry_run
     )
     if common.dry_run:
         common.result(result, "the run is sound; nothing was trained")
@@ -55,3 +79,16 @@ def command(
             f"perplexity {result['perplexity']:.1f}, accuracy {result['accuracy']:.1%}, "
             f"{result['bits_per_byte']:.3f} bits per byte",
         )
+
+
+def _prepared_validation(run: PretrainRun, file: Path, out: Path, common: Common) -> Path:
+    """A text file as prepared data of the run's vocabulary, all of it held out, in OUT/validation."""
+    if (file / MANIFEST).is_file():
+        return file
+    if common.dry_run:
+        raise UsageError("--dry-run with --validation: give prepared data; a dry run prepares no text")
+    settings = {"text.heldout_fraction": ALL_HELD_OUT}
+    if is_first_rank():
+        tokenizer = prepared_of(run) / "tokenizer"
+        api.prepare([file], out=out / "validation", tokenizer=tokenizer, settings=settings, progress=common.progress)
+    return out / "validation"

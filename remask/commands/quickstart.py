@@ -50,7 +50,7 @@ def summary(values: Mapping[str, Any]) -> str:
     if task := values["task"]:
         for start, name in (("pretrained", "pretrained"), ("scratch", "from scratch")):
             seeds = task[start]["seeds"]
-            spread = f"({min(seeds):.1%} to {max(seeds):.1%}, {len(seeds)} seeds)"
+            spread = f"({min(seeds):.1%} to {max(seeds):.1%}, {len(seeds)} seeds)" if len(seeds) > 1 else "(one seed)"
             lines.append(f"{task['question']} {name:<12} {task[start]['median']:.1%} {spread}")
         lines.append(f"{task['question']} {'largest class':<12} {task['majority']:.1%}")
     lines += ["", f"Model   {values['model']}", f"Report  {values['report']}", "", "Try next:"]

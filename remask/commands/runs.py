@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import yaml
 
 from remask.commands import Common, common_options
 from remask.config import NAMED_RUNS, named_runs
@@ -15,10 +16,12 @@ WIDTH = 110
 
 
 def about(file: Path) -> str:
-    """What the comment at the top says: its first sentence, without the command."""
+    """What a study's `title:` says, or the comment at the top: its first sentence, without the command."""
     lines = []
     for line in file.read_text(encoding="utf-8").splitlines():
         if not line.startswith("#"):
+            if line.startswith("title:"):
+                return str(yaml.safe_load(line)["title"])
             break
         text = line.lstrip("# ")
         if not text.startswith("remask "):

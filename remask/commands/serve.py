@@ -28,6 +28,8 @@ class ServeRun(Config):
         "auto", "of matrix products; auto: bf16 where the machine has it"
     )
     device: str = setting("cpu", "cpu, cuda, ...")
+    request_log: str | None = setting(None, "a file that gets one JSON line a request; -: stdout")
+    log_texts: bool = setting(False, "the request log has the texts, too")
     limits: ServeSettings = setting(ServeSettings(), "how much the server takes on")
 
 
@@ -37,19 +39,14 @@ class ServeRun(Config):
 @click.option("--port", type=int, help="The port (8000); 0: a free one.")
 @click.option("--token", envvar="REMASK_TOKEN", help="What clients must send as Authorization: Bearer TOKEN.")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Of matrix products.")
+@click.option("--request-log", metavar="FILE", help="One JSON line a request: id, model, task, status, ms; -: stdout.")
+@click.option("--log-texts", is_flag=True, default=None, help="The texts, too. Without it none is written.")
 @common_options
-def command(
-    words: tuple[str, ...],
-    host: str | None,
-    port: int | None,
-    token: str | None,
-    precision: str | None,
-    common: Common,
-) -> None:
+def command(words: tuple[str, ...], token: str | None, common: Common, **options: Any) -> None:
     """Serve MODELs over HTTP, with a page at /. Stops after a signal when all requests are answered."""
     file, first, rest = run_file(words)
     models = None if first is None else [first, *rest]
-    built = common.build(ServeRun, file, models=models, host=host, port=port, precision=precision)
+    built = common.build(ServeRun, file, models=models, **options)
     main(built.run, token, common=common)
 
 
@@ -82,6 +79,8 @@ def main(run: ServeRun, token: str | None, *, common: Common) -> None:
         choose_precision=choose_format,
         on_ready=on_ready,
         say=progress.warn,
+        request_log=run.request_log,
+        log_texts=run.log_texts,
     )
 
 
@@ -91,7 +90,4 @@ def choose_format(precision: str, device: str) -> str:
 
     from remask.precision import choose_precision
 
-    try:
-        return choose_precision(precision, torch.device(device))[0]
-    except UnavailableError as error:
-        raise UnavailableError(str(error).replace("train.precision", "precision")) from None
+    return choose_precision(precision, torch.device(device))[0]

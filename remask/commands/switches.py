@@ -17,6 +17,7 @@ RUN_MODELS = {
     "prepare": "remask.preparation.settings:PrepareRun",
     "inspect": "remask.commands.inspect:InspectRun",
     "pretrain": "remask.pretraining.settings:PretrainRun",
+    "adapt": "remask.adaptation.settings:AdaptRun",
     "finetune": "remask.commands.finetune:FinetuneRun",
     "search": "remask.commands.search:SearchRun",
     "evaluate": "remask.commands.evaluate:EvaluateRun",

@@ -10,6 +10,7 @@ word), so every vocabulary predicts the same bytes. Not here: running a model ov
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -80,7 +81,7 @@ def _fixed(
         length=evaluation_length(settings),
         layout="bert" if uses_bert_layout(settings, tokenizer) else "roberta",
     )
-    corpus = _heldout(prepared, fixed, tokenizer)
+    corpus = _heldout(prepared, fixed, tokenizer, settings.evaluation.sources)
     count = min(max_rows or settings.evaluation.num_rows, corpus.num_examples)
     chosen = corpus.choose(order.permute(np.arange(count), corpus.num_examples, SEED))
     if max_tokens is not None:
@@ -89,11 +90,15 @@ def _fixed(
     return chosen, corpus
 
 
-def _heldout(prepared: Path, settings: DataSettings, tokenizer: Vocabulary) -> Corpus:
+def _heldout(prepared: Path, settings: DataSettings, tokenizer: Vocabulary, sources: Sequence[str]) -> Corpus:
     tokens = Tokens.open(prepared, "heldout")
+    if sources:
+        tokens = replace(tokens, sources={name: tokens.sources[name] for name in sources if name in tokens.sources})
     if not tokens.num_tokens:
+        where = f" of {', '.join(sources)}" if sources else ""
         raise DataError(
-            f"{prepared}: holds no held-out text; prepare two sentences at least, with text.heldout_fraction above 0"
+            f"{prepared}: holds no held-out text{where}; prepare two sentences at least, with text.heldout_fraction "
+            "above 0"
         )
     recipe = Recipe.of(settings, settings.length, uses_bert_layout(settings, tokenizer), SEED)
     examples = open_index(tokens, recipe, None)
@@ -127,7 +132,7 @@ def word_batches(
     which is the same in every vocabulary that keeps the text as it is. All its tokens show the mask token.
     """
     fixed = DataSettings(format="doc-sentences", length=evaluation_length(settings))
-    corpus = _heldout(prepared, fixed, tokenizer)
+    corpus = _heldout(prepared, fixed, tokenizer, settings.evaluation.sources)
     words = [
         _WordPicks(corpus, number, tokenizer, settings.evaluation.rate, max_documents, max_bytes)
         for number in range(len(corpus.sources))

@@ -114,6 +114,7 @@ class EvaluationSettings(Config):
     num_rows: int = setting(256, "How many rows, drawn evenly over the held-out text", ge=1)
     batch_rows: int = setting(32, "Rows per forward pass", ge=1)
     rate: float = setting(0.15, "Share of the text tokens that is predicted", gt=0, lt=1)
+    sources: tuple[str, ...] = setting((), "Only the held-out text of these sources; none given: of all")
 
 
 class DataSettings(Config):

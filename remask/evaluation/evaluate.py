@@ -44,18 +44,17 @@ def evaluate(run: EvaluateRun, out: Path | None = None, *, progress: Progress) -
         raise ConfigError(f"{out}: holds a run or a model, whose files would be lost; choose another --out")
     if out is not None:
         artifacts.claim(out, MARK)
-        with artifacts.output_errors(out):
-            out.mkdir(parents=True, exist_ok=True)
-            (out / MARK).touch()
     keep_freed_memory()
     if run.test:
         reader, problem = open_test(run)
+        _begin(out)
         scorer = models.Scorer(*_format(run, progress), run.max_dev)
         return file.score_file(reader, problem, Path(run.test), out, scorer)
     evaluation = Evaluation(run, out or _user_cache(), progress)
     plan, skipped = evaluation.plan(_expand(run.tasks))
     if not plan:
         raise DataError(f"{run.data}: has the files of none of these tasks: {', '.join(run.tasks)}")
+    _begin(out)
     results = {task: evaluation.result(task) for task in plan}
     values = {
         "metrics": {f"{task}.{name}": v for task, result in results.items() for name, v in result["metrics"].items()},
@@ -75,6 +74,14 @@ def evaluate(run: EvaluateRun, out: Path | None = None, *, progress: Progress) -
     if out is not None:
         artifacts.write_json(out / "results.json", values)
     return values
+
+
+def _begin(out: Path | None) -> None:
+    """The folder of the results, as soon as there will be some: a mistake in the model or the files leaves none."""
+    if out is not None:
+        with artifacts.output_errors(out):
+            out.mkdir(parents=True, exist_ok=True)
+            (out / MARK).touch()
 
 
 def check(run: EvaluateRun, out: Path | None, progress: Progress) -> None:
@@ -160,6 +167,8 @@ class Evaluation:
 
     def plan(self, tasks: Sequence[tuple[str, bool]]) -> tuple[list[str], dict[str, str]]:
         """(tasks to do, why others are left out): nothing is trained before all files were found."""
+        if not Path(self.run.data).exists():  # once, not as the reason of every task
+            raise MissingInputError(f"{self.run.data}: no such folder")
         planned: list[str] = []
         skipped: dict[str, str] = {}
         for task, required in tasks:
@@ -195,7 +204,7 @@ class Evaluation:
         """GLUE's tasks may lie together in a folder `glue`."""
         base = Path(self.run.data)
         if not base.is_dir():
-            raise MissingInputError(f"{base}: no such folder")
+            raise MissingInputError(f"{base}: is no folder")
         inside = base / "glue"
         return inside if task.startswith("glue:") and inside.is_dir() else base
 

@@ -156,28 +156,56 @@ def fit_new_rows(
     counted: tuple[np.ndarray, np.ndarray],
     old_ids_V: Sequence[int],
     log_frequencies_V: np.ndarray,
+    pieces_V: Sequence[Sequence[int]] | None = None,
 ) -> float | None:
-    """Vectors of tokens that a trained model did not know, from counts: the linear map that is best on the tokens it
-    knew. Their output bias: the log frequency, moved as those of known tokens are. Gives the share of the variance
-    that the map explains on known tokens that it was not fitted to; None, and nothing changed: too few are known."""
+    """Vectors of tokens that a trained model did not know, from counts and from `pieces_V`, the known tokens that each
+    is made of: the linear map that is best on the tokens it knew. Their output bias: the log frequency, moved as those
+    of known tokens are. Gives the share of the variance that the map explains on known tokens that it was not fitted
+    to; None, and nothing changed: too few are known."""
     vectors_VC, is_counted_V = counted
     known_V = torch.tensor(old_ids_V) >= 0
     seen_V = torch.from_numpy(is_counted_V)
+    if pieces_V is not None:
+        seen_V = seen_V & torch.tensor([len(pieces) > 0 for pieces in pieces_V])
     teachers, pupils = (known_V & seen_V).nonzero().squeeze(1), (~known_V).nonzero().squeeze(1)
     if len(teachers) < MIN_TEACHERS:
         return None
     masked_lm = network.heads.masked_lm
     assert masked_lm is not None, "pretraining has the masked-LM head"
-    inputs_VX = torch.nn.functional.pad(torch.from_numpy(vectors_VC).double(), (0, 1), value=1.0)
-    embeddings_VE = network.encoder.embeddings.tokens.weight
+    counted_VC = torch.from_numpy(vectors_VC).double()
     explained = 0.0
     with one_thread():
-        for weight_VE in [embeddings_VE] if masked_lm.decoder is None else [embeddings_VE, masked_lm.decoder.weight]:
+        for weight_VE in _matrices(network):
+            parts = [counted_VC] if pieces_V is None else [counted_VC, _means(weight_VE, pieces_V).double()]
+            inputs_VX = torch.nn.functional.pad(torch.cat(parts, dim=1), (0, 1), value=1.0)
             map_XE, explained = _ridge(inputs_VX[teachers], weight_VE[teachers].double())
             weight_VE[pupils] = (inputs_VX[pupils] @ map_XE).to(weight_VE.dtype)
     frequencies_V = torch.from_numpy(log_frequencies_V).to(masked_lm.bias.dtype)
     masked_lm.bias[pupils] = frequencies_V[pupils] + (masked_lm.bias - frequencies_V)[teachers].mean()
     return explained
+
+
+@torch.no_grad()
+def mean_new_rows(network: Network, old_ids_V: Sequence[int], pieces_V: Sequence[Sequence[int]]) -> None:
+    """Vectors of new tokens at the mean of the known ones that they are made of."""
+    pupils = torch.tensor([token for token, was in enumerate(old_ids_V) if was < 0 and pieces_V[token]])
+    for weight_VE in _matrices(network):
+        weight_VE[pupils] = _means(weight_VE, pieces_V)[pupils]
+
+
+def _matrices(network: Network) -> list[Tensor]:
+    """The token embeddings, and a free output matrix."""
+    masked_lm = network.heads.masked_lm
+    assert masked_lm is not None, "pretraining has the masked-LM head"
+    embeddings_VE = network.encoder.embeddings.tokens.weight
+    return [embeddings_VE] if masked_lm.decoder is None else [embeddings_VE, masked_lm.decoder.weight]
+
+
+def _means(weight_VE: Tensor, pieces_V: Sequence[Sequence[int]]) -> Tensor:
+    """For every token the mean of its pieces' rows; zeros where it has none."""
+    flat_P = torch.tensor([piece for pieces in pieces_V for piece in pieces], dtype=torch.int64)
+    starts_V = torch.tensor([0, *(len(pieces) for pieces in pieces_V)]).cumsum(0)[:-1]
+    return torch.nn.functional.embedding_bag(flat_P, weight_VE, starts_V, mode="mean")
 
 
 def _ridge(x_TX: Tensor, y_TE: Tensor) -> tuple[Tensor, float]:

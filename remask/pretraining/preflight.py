@@ -19,7 +19,7 @@ from remask.data.settings import PAIRS
 from remask.model import cost
 from remask.precision import choose_device, choose_precision, products_per_second
 from remask.pretraining.settings import PretrainRun
-from remask.progress import Progress
+from remask.progress import Progress, counted
 from remask.train.budget import planned_steps
 from remask.train.distributed import World
 from remask.train.narrow import masters
@@ -40,7 +40,8 @@ def preflight(
             progress.say(f"  {line}")
         if data["cut_sentences"]:
             row = "half a row" if run.data.format in PAIRS else "a row"  # each part of a pair has half of it
-            progress.say(f"  {data['cut_sentences']:,} sentences are longer than {row} of {data['length']} and cut")
+            cut = counted(data["cut_sentences"], "sentence")
+            progress.say(f"  {cut} longer than {row} of {data['length']} tokens, and cut there")
         about_data = data_warnings(
             data,
             sentence_loss=run.data.sentence_loss,
@@ -61,7 +62,9 @@ def _facts(run: PretrainRun, out: Path, network: Network, batches: Batches, worl
     place = next(path for path in [out, *out.absolute().parents] if path.exists())
     return Facts(
         parameters=parameters,
-        trainable=sum(p.numel() for p in network.learning_parameters(run.train.trainable_top_layers)),
+        trainable=sum(
+            p.numel() for p in network.learning_parameters(run.train.trainable_top_layers) if p.requires_grad
+        ),
         hidden_size=run.model.hidden_size,
         num_layers=run.model.num_layers,
         post_norm=run.model.norm == "post",

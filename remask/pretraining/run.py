@@ -18,7 +18,7 @@ from remask.artifacts import lock, open_artifact, write_bytes, write_json
 from remask.config import dump, to_yaml
 from remask.errors import OutputError
 from remask.pretraining.settings import PretrainRun
-from remask.pretraining.start import make_network, prepared_of
+from remask.pretraining.start import make_network, measured_on, prepared_of, with_form
 from remask.progress import Progress
 from remask.workers import is_first_rank
 
@@ -31,9 +31,12 @@ def pretrain(
 ) -> dict[str, Any]:
     """Pretrain, or go on with it; the final held-out measures and where the model is."""
     prepared = prepared_of(run)
+    takes_form = run.init_from is not None and "model" not in run.model_fields_set
     if dry_run or not is_first_rank():
+        run = with_form(run) if takes_form else run
         return _run(run, prepared, out, progress, allow_change, dry_run)
     with lock(out):  # before torch is imported: a second run in this folder is told so at once
+        run = with_form(run) if takes_form else run
         _claim(out, run)
         return _run(run, prepared, out, progress, allow_change, dry_run)
 
@@ -43,7 +46,8 @@ def _claim(out: Path, run: PretrainRun) -> None:
     settled that this one may go on with it."""
     file = out / "run.yaml"
     if not file.is_file():
-        others = [path.name for path in out.iterdir() if path.name != ".lock"]
+        mine = (".lock", "validation", ".validation.work")  # what --validation FILE became
+        others = [path.name for path in out.iterdir() if path.name not in mine]
         if others:
             raise OutputError(f"{out}: holds something else ({', '.join(sorted(others)[:3])}, …); choose another --out")
         write_bytes(file, to_yaml(run).encode())
@@ -83,7 +87,7 @@ def _run(
                 index_folder=None if dry_run else out / "index",
             )
         )
-        evaluate = HeldOut.open(prepared, run.data, tokenizer, world)
+        evaluate = HeldOut.open(measured_on(run, tokenizer), run.data, tokenizer, world)
         start_began = time.monotonic()
         network = world.first_then_others(lambda: make_network(run, tokenizer, progress, None if dry_run else out))
         start_seconds = time.monotonic() - start_began
@@ -100,7 +104,12 @@ def _run(
             folder=out,
             seed=run.seed,
             identity=_identity(run, artifact.fingerprint, tokenizer),
-            carried=model_files(network.settings, network.head_settings, prepared / "tokenizer"),
+            carried=model_files(
+                network.settings,
+                network.head_settings,
+                prepared / "tokenizer",
+                lora=run.lora if run.learn == "lora" else None,
+            ),
             evaluate=evaluate,
             allow_change=allow_change,
             name="pretrain",
@@ -128,9 +137,16 @@ def _run(
 
 
 def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """What must not change between a start and a resume. Paths may: what they hold has fingerprints. Trackers may."""
+    """What must not change between a start and a resume. Paths may: what they hold has fingerprints. Trackers may.
+    What came later and is not used is left out, so that runs of an earlier version go on."""
     config = dump(run)
-    del config["prepared"], config["train"]["trackers"]
+    del config["prepared"], config["validation"], config["train"]["trackers"]
+    if run.learn == "all":
+        del config["learn"], config["lora"]
+    if not run.data.evaluation.sources:
+        del config["data"]["evaluation"]["sources"]
+    if run.validation is not None:
+        config["validation"] = open_artifact(run.validation, "prepared").fingerprint
     return {**config, "fingerprints": {"data": data, "tokenizer": tokenizer.fingerprint}}
 
 

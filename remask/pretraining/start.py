@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remask.artifacts import open_artifact
-from remask.errors import ConfigError, MissingInputError
+from remask.errors import ConfigError, DataError, MissingInputError
 from remask.model.settings import HeadSettings
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 
 if TYPE_CHECKING:
     from remask.model.network import Network
+    from remask.model.store import Loaded
     from remask.tokenizer import Tokenizer
 
 
@@ -36,10 +37,33 @@ def prepared_of(run: PretrainRun) -> Path:
     return run.prepared
 
 
+def with_form(run: PretrainRun) -> PretrainRun:
+    """The run with the form of the model that it starts from; its vocabulary stays the data's."""
+    from remask.model.store import open_model
+
+    assert run.init_from is not None
+    form = open_model(run.init_from).settings.model_copy(update={"vocab_size": 0})
+    return run.model_copy(update={"model": form})
+
+
+def measured_on(run: PretrainRun, tokenizer: Tokenizer) -> Path:
+    """The prepared data whose held-out text is measured; one of another vocabulary is refused."""
+    from remask.tokenizer import load_tokenizer
+
+    if run.validation is None:
+        return prepared_of(run)
+    open_artifact(run.validation, "prepared")
+    if load_tokenizer(run.validation / "tokenizer").fingerprint != tokenizer.fingerprint:
+        raise DataError(f"validation = {run.validation}: was prepared with another vocabulary than {run.prepared}")
+    return run.validation
+
+
 def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run_folder: Path | None = None) -> Network:
     """Fresh weights, or those of another model as far as they fit. Its vocabulary is the data's."""
     from remask.data.tokens import Tokens
+    from remask.model.adapters import add_lora
     from remask.model.network import build_network
+    from remask.model.store import open_model
     from remask.start import complete_network, start_network
 
     if run.model.vocab_size not in (0, tokenizer.vocab_size):
@@ -53,26 +77,32 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run
     has_pairs = run.data.sentence_loss != "none"
     # Only a sentence loss trains the first token; without one the mean of the tokens says more about a text.
     heads = HeadSettings(masked_lm=True, sentence=has_pairs, pooling="first" if has_pairs else "mean")
-    network = build_network(settings, heads, run.seed)
     tokens = Tokens.open(prepared_of(run)).first(run.data.max_tokens)  # what is not read is not counted, either
     if run.init_from is None:
+        network = build_network(settings, heads, run.seed)
         start_network(network, run.start, tokens, run_folder, progress)
         return network
-    old_ids, has_head = _take_over(network, run.init_from, tokenizer, progress)
-    complete_network(network, run.start, tokens, old_ids, has_head, run_folder, progress)
+    loaded = open_model(run.init_from)
+    had_head = loaded.network.heads.masked_lm is not None
+    if not had_head and not has_pairs:  # an embedding model, say: what stands for a text is what it was taught
+        heads = heads.model_copy(update={"pooling": loaded.heads.pooling})
+    network = build_network(settings, heads, run.seed)
+    old_ids = _take_over(network, loaded, run.init_from, tokenizer, progress)
+    pieces = _pieces(tokenizer, old_ids)
+    complete_network(network, run.start, tokens, old_ids, had_head, run_folder, progress, pieces)
+    if run.learn == "lora":
+        add_lora(network.encoder, run.lora, run.seed)
     return network
 
 
 def _take_over(
-    network: Network, init_from: Path, tokenizer: Tokenizer, progress: Progress
-) -> tuple[Sequence[int], bool]:
+    network: Network, loaded: Loaded, init_from: Path, tokenizer: Tokenizer, progress: Progress
+) -> Sequence[int]:
     """Weights of another model; tokens that both vocabularies have keep their vectors. Gives the old id of every token
-    (-1: new), and whether the model had a masked-LM head."""
-    from remask.model.store import open_model
+    (-1: new)."""
     from remask.model.transplant import transplant
     from remask.tokenizer import load_tokenizer
 
-    loaded = open_model(init_from)
     if loaded.tokenizer_folder is None:
         raise ConfigError(f"init_from = {init_from}: has no tokenizer, so its embeddings cannot be told apart")
     old = load_tokenizer(loaded.tokenizer_folder)
@@ -85,4 +115,23 @@ def _take_over(
     progress.say(f"  weights from {init_from}: {kept:,} of {len(rows):,} tokens keep their vectors")
     if fresh:
         progress.warn(f"not in {init_from}, so fresh: {', '.join(fresh)}")
-    return rows, loaded.network.heads.masked_lm is not None
+    return rows
+
+
+def _pieces(tokenizer: Tokenizer, old_ids: Sequence[int]) -> list[list[int]] | None:
+    """For every token of a byte-level BPE the tokens that its merge joins, and theirs, as far as the model knew none of
+    them; a single byte has none. Other kinds of vocabulary do not tell: None."""
+    if tokenizer.kind != "byte-bpe":
+        return None
+    ids = {name: number for number, name in enumerate(tokenizer.tokens)}
+    joined: dict[int, tuple[int, int]] = {}
+    for merge in tokenizer.description["model"]["merges"]:
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        joined.setdefault(ids[left + right], (ids[left], ids[right]))
+
+    def known(token: int) -> list[int]:
+        if old_ids[token] >= 0:
+            return [token]
+        return [piece for half in joined.get(token, ()) for piece in known(half)]
+
+    return [[piece for half in joined.get(token, ()) for piece in known(half)] for token in range(len(old_ids))]

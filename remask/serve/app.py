@@ -1,7 +1,8 @@
 """The HTTP side: paths, errors, the page. No model code in here.
 
 In: a Supervisor that answers jobs, and the models it has. Out: an ASGI app with `/v1/...` (schemas.py), `/health`,
-`/ready`, `/metrics`, `/openapi.json` and the page at `/`. Every error is `{"error": {"code", "message", "field"?}}`.
+`/ready`, `/metrics`, `/openapi.json`, `/docs` (the same to read) and the page at `/`.
+Every error is `{"error": {"code", "message", "field"?}}`.
 Not here: limits that hold before parsing (guard), queue and engine (supervisor), sockets and signals (server).
 """
 
@@ -17,10 +18,12 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import remask
+from remask.serve.api_page import api_page
 from remask.serve.catalog import Entry, split_id
 from remask.serve.guard import Guard, RefusedError, error_body
 from remask.serve.metrics import CONTENT_TYPE, Metrics
 from remask.serve.queue import Job, OverloadedError, TooMuchError
+from remask.serve.request_log import KEY
 from remask.serve.schemas import MAX_INPUTS, TASKS, Asked, ErrorOut, ModelsOut, StateOut
 from remask.serve.supervisor import EngineError, Supervisor
 
@@ -84,6 +87,8 @@ class Service:
         """One request from its checked body to its answer."""
         try:
             job = self._job(task, asked)
+            if (line := request.scope.get(KEY)) is not None:  # there is a request log
+                line.update(task=task, model=job.model, inputs=asked.items())
             self.engine.submit(job)
             parts = await self._wait(job, request)
         except OverloadedError as error:
@@ -258,6 +263,10 @@ def _add_page(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return _file("index.html")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(api_page(app.openapi()), media_type=_PAGE_TYPES[".html"])
 
     @app.get("/{name}", include_in_schema=False)
     async def part(name: str) -> Response:

@@ -26,6 +26,7 @@ from remask.serve.app import Service, build_app
 from remask.serve.catalog import Entry
 from remask.serve.guard import patient_protocol
 from remask.serve.metrics import Metrics
+from remask.serve.request_log import RequestLog, opened
 from remask.serve.settings import ServeSettings
 from remask.serve.supervisor import Supervisor
 
@@ -85,8 +86,10 @@ def serve(
     choose_precision: Callable[[str, str], str],
     on_ready: Callable[[str, list[dict[str, Any]]], None],
     say: Callable[[str], None],
+    request_log: str | None = None,
+    log_texts: bool = False,
 ) -> None:
-    """Serve until a signal. `on_ready(url, models)` is called when the server listens."""
+    """Serve until a signal. `on_ready(url, models)` is called when the server listens. `request_log`: a file, or -."""
     check_address(address)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients get wrong is told to them, not to the log
     metrics = Metrics()
@@ -94,11 +97,12 @@ def serve(
     assignment = worker.Assignment(models, precision, device, settings, os.getpid())
     engine = Supervisor(assignment, choose_precision, metrics, say)
     service = Service(engine, entries, metrics)
-    with contextlib.closing(bind(address)) as sock:
+    with contextlib.closing(bind(address)) as sock, opened(request_log) as log:
         host, port = sock.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
+        app = build_app(service, token=address.token, hosts=_names(address, shown, settings))
         config = uvicorn.Config(
-            build_app(service, token=address.token, hosts=_names(address, shown, settings)),
+            app if log is None else RequestLog(app, log, say, with_texts=log_texts),
             http=patient_protocol(settings),
             ws="none",
             lifespan="off",

@@ -9,9 +9,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import field_validator
+from pydantic import BeforeValidator, field_validator
 
 from remask.config import Config, setting
 from remask.streams import UTF8
@@ -26,6 +26,9 @@ MAX_EXPANSION = 200.0  # how many times a compressed file may grow
 NO_COLUMN, NOT_UTF8, RAGGED, HEADER = "no such column", "invalid UTF-8", "malformed row", "malformed header"
 RAGGED_ENDING = "columns"  # of what is said about a row with too many or too few cells
 
+
+# Without a header columns are called 1, 2, …, which YAML and --set read as numbers.
+ColumnName = Annotated[str, BeforeValidator(lambda name: str(name) if type(name) is int else name)]
 
 FormT = TypeVar("FormT", bound="TableForm")
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from typing import Literal
 
 from remask.config import Config, setting, switch
-from remask.tables.form import TableForm
+from remask.tables.form import ColumnName, TableForm
 
 
 class TableSettings(TableForm):
     """Which columns of the user's own table hold what, and how the file is written."""
 
-    text: str = setting("text", "the column with the text")
-    text2: str | None = setting(None, "the column with the second text of a pair")
-    label: str = setting("label", "the column with the class, number or list of labels")
-    id: str | None = setting(None, "a column whose values must all differ; null: none is looked at")
+    text: ColumnName = setting("text", "the column with the text")
+    text2: ColumnName | None = setting(None, "the column with the second text of a pair")
+    label: ColumnName = setting("label", "the column with the class, number or list of labels")
+    id: ColumnName | None = setting(None, "a column whose values must all differ; null: none is looked at")
     separator: str = setting("|", "between the labels of a multi-label cell, where the file has no lists", min_length=1)
     bad_rows: Literal["error", "drop"] = switch(
         "error", "a row with an empty text or without a label: stop there, or leave it out and count it", effect="data"

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from remask.config import Config, setting, switch
-from remask.tables.form import TableForm
+from remask.tables.form import ColumnName, TableForm
 
 Kind = Literal[
     "auto", "text", "jsonl", "json", "csv", "tsv", "parquet", "arrow", "html", "wikipedia", "warc", "hf", "pydocs"
@@ -36,10 +36,12 @@ class SourceSettings(TableForm):
     )
     kind: Kind = setting("auto", "What the files hold; auto goes by their names.")
     layout: Layout | None = setting(None, "How plain text divides into documents; unset: as reading.layout says.")
-    text_columns: tuple[str, ...] = setting(("text",), "Columns whose texts are joined by a newline.", min_length=1)
+    text_columns: tuple[ColumnName, ...] = setting(
+        ("text",), "Columns whose texts are joined by a newline.", min_length=1
+    )
     subset: str | None = setting(None, "For hf: the configuration of the data set.")
     hf_split: str = setting("train", "For hf: the split of the data set.")
-    date_column: str | None = setting(None, "Column of a date, for date_from and date_to (WARC has its own).")
+    date_column: ColumnName | None = setting(None, "Column of a date, for date_from and date_to (WARC has its own).")
     date_from: str | None = setting(None, "First day, YYYY-MM-DD; records of other days are dropped.")
     date_to: str | None = setting(None, "Last day, YYYY-MM-DD.")
     languages: tuple[str, ...] | None = setting(None, "Unset: as language.keep says.")

@@ -33,7 +33,7 @@ def read_table(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
     """The documents of a table, or of a part of one."""
 
     def on_delimiter(delimiter: str) -> None:
-        reading.changed[f"cells divided by {DELIMITERS[delimiter]} (guessed)"] += 1
+        reading.changed[f"file with cells divided by {DELIMITERS[delimiter]} (guessed)"] += 1
 
     source = reading.source
     records = read_records(

@@ -69,7 +69,7 @@ def count_words(task: CountTask) -> int:
     counts: Counter[bytes] = Counter()
     for data, offsets, _ in task.blocks:
         counts.update(count_pieces(pieces_of(data, offsets, task.settings.newlines), task.settings, task.fast))
-    write_counts(task.out, sorted(_cut(counts, task.settings.max_word_bytes).items()))
+    write_counts(task.out, sorted(cut_words(counts, task.settings.max_word_bytes).items()))
     artifacts.finish(task.record, task.blocks.num_bytes, [task.out])
     return task.blocks.num_bytes
 
@@ -121,7 +121,7 @@ def _count_bert(pieces: Sequence[bytes], settings: TokenizerSettings) -> Counter
     return counts
 
 
-def _cut(counts: Counter[bytes], limit: int) -> Counter[bytes]:
+def cut_words(counts: Counter[bytes], limit: int) -> Counter[bytes]:
     """Words over `limit` bytes in pieces of whole characters: training time and memory grow with a word's square."""
     for word in [word for word in counts if len(word) > limit]:
         count = counts.pop(word)

@@ -127,7 +127,7 @@ def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progre
     for note in problem.notes:
         progress.say(f"{before}{note}")
     if part.texts_cut:
-        progress.say(f"{before}{part.texts_cut:,} texts are longer than {frame.max_length} tokens and were cut")
+        progress.say(f"{before}{counted(part.texts_cut, 'text')} cut after {frame.max_length} tokens")
     if train.weights is not None:
         steps = -(-train.num_groups // run.batch.num_rows)
         progress.say(

@@ -108,14 +108,18 @@ class SingleTask:
         return {**values, "model": str(out / "model")}
 
     def _ensemble(self, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
-        """What the models of all seeds say together about the dev file."""
+        """What the models of all seeds say together about the dev file, where and as they were trained."""
         if len(seeds) < 2:
             return {}
         from remask.answer.model import Model
         from remask.answer.reader import open_reader
+        from remask.precision import choose_device, choose_precision
 
-        part, kind = self.part, self.problem.kind
-        outputs = [Model(open_reader(out / f"seed-{s}" / "best")).outputs(part.dev_rows) for s in seeds]
+        part, kind, train = self.part, self.problem.kind, self.run.train
+        device = choose_device(train.device, "train.device")
+        precision, _ = choose_precision(train.precision, device, key="train.precision")
+        readers = (open_reader(out / f"seed-{seed}" / "best") for seed in seeds)
+        outputs = [Model(reader, device=device, precision=precision).outputs(part.dev_rows) for reader in readers]
         together = kind.mean_outputs(outputs, part.dev_rows)
         score = kind.score(together, part.dev_rows, self.problem.dev, self.problem.labels)
         return {"ensemble": {"models": len(seeds), "metrics": score["metrics"]}}

@@ -321,6 +321,7 @@ def test_what_is_missing_is_said_before_anything_is_trained(task_model: Path, tm
     run(MissingInputError, "none of train.tsv", tasks=("glue:cola", "glue:rte"), data=str(data))
     run(MissingInputError, "no BLiMP files", tasks=("glue:cola", "blimp"), data=str(data))
     run(MissingInputError, "claims.jsonl: no such file", tasks=("claims",), data=str(data))
+    run(MissingInputError, "absent: no such folder", tasks=("glue",), data=str(tmp_path / "absent"))
     (tmp_path / "empty").mkdir()
     run(DataError, "has the files of none of these tasks: glue", tasks=("glue",), data=str(tmp_path / "empty"))
     assert not (tmp_path / "o").exists()

@@ -12,6 +12,7 @@ import pytest
 
 import remask
 from remask import signals
+from remask.answer import model as answer_model
 from remask.config import build_run
 from remask.errors import ConfigError, DataError, Stopped
 from remask.progress import Progress
@@ -49,6 +50,23 @@ def run_for(model: Path, train: Path, dev: Path | None, **options: Any) -> Finet
 
 def quiet() -> Progress:
     return Progress(quiet=True)
+
+
+def test_the_ensemble_answers_in_the_format_of_the_training(
+    task_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    formats = []
+
+    class Noted(answer_model.Model):
+        def __init__(self, *words: Any, **options: Any) -> None:
+            super().__init__(*words, **options)
+            formats.append((self.precision, self.runner.device.type))
+
+    monkeypatch.setattr(answer_model, "Model", Noted)
+    train = write_rows(tmp_path / "train.jsonl", 40, 1, colour)
+    run = run_for(task_model, train, train, **{"train.epochs": 1.0, "seeds": 2, "train.precision": "bf16"})
+    finetune(run, tmp_path / "out", progress=quiet())
+    assert formats == [("bf16", "cpu")] * 2
 
 
 def test_a_classifier_learns_and_its_model_answers_the_same(task_model: Path, tmp_path: Path) -> None:

@@ -456,6 +456,7 @@ def test_a_text_on_the_command_line_or_on_stdin(models: dict[str, Path], tmp_pat
     assert [line.split("  ")[0] for line in lines] == [first["prediction"], second["prediction"]]
     pair = invoke(models["pair"], "red big", "old", "--json")
     assert json.loads(pair.stdout)["answers"][0]["prediction"] in ("no", "yes", "may|be")
+    assert " choice " in invoke(models["choice"], "It was", "red|old").stdout  # what is no score has its name
     chosen = invoke(models["choice"], "It was", "red|old", "--json")
     assert json.loads(chosen.stdout)["answers"][0]["prediction"] in ("red", "old")
     for words, error in (

@@ -88,6 +88,13 @@ def test_a_dry_run_says_what_it_would_be_and_writes_nothing(tmp_path: Path, tiny
     assert less["flops_per_token"] == answer["flops_per_token"] > 0  # a shared layer is computed as often
 
 
+def test_a_base_by_its_name_shows_what_differs_from_it(tmp_path: Path) -> None:
+    done = remask("modern_tiny", "--data", tmp_path / "absent", "--out", tmp_path / "out", "--dry-run", "--steps", 5)
+    assert isinstance(done.exception, MissingInputError)
+    assert done.stderr.splitlines()[1:2] == ["  train.steps: 5 (modern_tiny: 5000)"]
+    assert "defaults" not in done.stderr
+
+
 def test_continued_pretraining_starts_from_the_other_model(
     tmp_path: Path, tiny_prepared: Path, smoke: tuple[Path, dict[str, Any]]
 ) -> None:

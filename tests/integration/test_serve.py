@@ -371,6 +371,30 @@ def test_what_cannot_be_served_is_one_line(
     assert "Traceback" not in done.stderr
 
 
+def test_the_request_log_has_ids_and_no_texts(models: dict[str, Path], tmp_path: Path) -> None:
+    log = tmp_path / "requests.jsonl"
+    with serving(models["lm"], "--request-log", log) as server:
+        answers = [
+            server.ask("/v1/fill-mask", {"inputs": "A <mask> secret."}),
+            server.ask("/v1/fill-mask", {"inputs": 7}),
+            server.ask("/v1/models"),
+        ]
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [line["status"] for line in lines] == [200, 422, 200]
+    assert (lines[0]["task"], lines[0]["model"]) == ("fill-mask", "lm")
+    assert [line["id"] for line in lines] == [headers["x-request-id"] for _, _, headers in answers]
+    assert "secret" not in log.read_text()
+
+
+def test_the_api_page_names_every_path_and_loads_nothing_from_elsewhere(served: Served) -> None:
+    status, page, headers = served.ask("/docs")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    for path in served.ask("/openapi.json")[1]["paths"]:
+        assert f"<code>{path}</code>" in page
+    assert "//" not in page.replace("http://127.0.0.1:8000", "")
+    assert "<script" not in page
+
+
 def test_a_missing_extra_is_named(models: dict[str, Path]) -> None:
     code = "import sys; sys.modules['fastapi'] = None; from remask.__main__ import main; main()"
     command = [sys.executable, "-c", code, "serve", str(models["lm"])]

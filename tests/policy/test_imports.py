@@ -43,14 +43,20 @@ MAY_IMPORT = {
     "reports": GROUND | {"tasks"},
     "exports": GROUND | {"tokenizer", "model", "tasks"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
-    "tune": GROUND | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer"},
+    "tune": GROUND
+    | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer", "precision"},
     "evaluation": GROUND | ANSWERING | {"objectives", "train", "reports", "exports", "tune", "preparation"},
     "preparation": GROUND | {"text", "tokenizer", "data"},
     "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "reports"},
     "starter": GROUND | {"text", "preparation", "pretraining", "tune", "exports", "answer", "reports"},
+    "adaptation": GROUND
+    | ANSWERING
+    | {"text", "start", "objectives", "train", "preparation", "pretraining", "tune", "reports"},
     "serve": GROUND | ANSWERING,
     "studies": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "reports"},
-    "api": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
+    "api": GROUND
+    | ANSWERING
+    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
 }
 
 

@@ -51,6 +51,11 @@ def test_precedence_default_base_file_set(tmp_path: Path) -> None:
     assert build_run(Run, write(tmp_path, to_yaml(built.run), "again.yaml")).run == built.run
 
 
+def test_a_list_of_parts_differs_by_what_was_given(tmp_path: Path) -> None:
+    built = build_run(Run, write(tmp_path, "name: x\nitems: [{path: a}, {path: b, weight: 2.0}]\n"))
+    assert built.differences == [("items", [], [{"path": "a"}, {"path": "b", "weight": 2.0}])]
+
+
 def test_scalars_are_read_as_people_mean_them(tmp_path: Path) -> None:
     file = write(tmp_path, "name: no\npart: {rate: 1e-3}\nitems: [{path: 2016-09-01, weight: 2}]\n")
     run = build_run(Run, file).run

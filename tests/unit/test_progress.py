@@ -39,6 +39,13 @@ def test_plain_lines_have_no_control_characters(monkeypatch: pytest.MonkeyPatch)
     assert lines[-1].startswith("done: tokenise · 4 MB · loss 3.2")
 
 
+def test_one_is_not_many() -> None:
+    stream = io.StringIO()
+    with Progress(stream=stream).stage("encode", unit="texts") as stage:
+        stage.advance(1)
+    assert stream.getvalue().splitlines()[-1].startswith("done: encode · 1 text · ")
+
+
 def test_quiet_says_only_what_goes_wrong() -> None:
     stream = io.StringIO()
     show = Progress(quiet=True, stream=stream)

@@ -272,6 +272,27 @@ def test_new_tokens_follow_the_map_of_known_ones(data: Path, tmp_path: Path) -> 
     assert torch.allclose(bias[120:] - 7, torch.from_numpy(tokens.log_frequencies(VOCAB))[120:].float(), atol=1e-3)
 
 
+def test_new_tokens_follow_their_pieces_where_known_ones_do(data: Path, tmp_path: Path) -> None:
+    """Tokens whose vector is the sum of their two pieces, whatever the counts say, teach that to new ones; with too few
+    of them to teach, new ones start at the mean."""
+    network, tokens = made(), Tokens.open(data)
+    weight = network.encoder.embeddings.tokens.weight
+    draw = np.random.default_rng(1)
+    pieces = [[] if token < 15 else draw.integers(0, 15, 2).tolist() for token in range(VOCAB)]
+    with torch.no_grad():
+        weight.copy_(torch.from_numpy(draw.standard_normal((VOCAB, 32)).astype("f4")))
+        for token in range(15, VOCAB):
+            weight[token] = weight[pieces[token]].sum(dim=0)
+        truth = weight.clone()
+        weight[130:] = 0.0
+    old_ids = [*range(130), *[-1] * 20]
+    complete_network(network, StartSettings(), tokens, old_ids, True, tmp_path, QUIET, pieces)
+    assert (weight[130:] - truth[130:]).norm() < 0.05 * truth[130:].norm()
+    few = [*range(60), *[-1] * 90]
+    complete_network(network, StartSettings(), tokens, few, True, tmp_path, QUIET, pieces)
+    assert torch.allclose(weight[60:], truth[60:] / 2, atol=1e-5)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_head_that_was_not_there_starts_at_the_frequencies(tied: bool, data: Path, tmp_path: Path) -> None:
     """Long embeddings under a random head are worse than knowing nothing; under a quiet one as good as the unigram."""

@@ -64,7 +64,7 @@ def test_lines_that_cannot_be_read_are_told_and_passed(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_passed_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remask.tasks.tables.MAX_LINE_BYTES", 20)
+    monkeypatch.setattr("remask.tables.form.MAX_LINE_BYTES", 20)
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": "' + "x" * 90 + '"}\n{"text": "b"}\n')
     bad: list[int] = []
     found = read_cells(tmp_path / "a.jsonl", on_bad=lambda number, _: bad.append(number))

@@ -156,7 +156,9 @@ def test_encode_mistakes_leave_no_file(model: Path, tmp_path: Path) -> None:
     file.write_text('{"text": "a"}\n{"other": "b"}\n')
     assert "texts.jsonl:2: has no text in the column" in run("encode", model, file, "--out", out, error=DataError)
     file.write_text(json.dumps({"text": "fox jumps " * 60}))
-    assert "this model takes 38" in run("encode", model, file, "--out", out, error=DataError)
+    message = run("encode", model, file, "--out", out, error=DataError)
+    assert "texts.jsonl:1: " in message
+    assert "this model takes 38" in message
     run("encode", model, file, "--out", out, "--long", "cut", "-q")
     out.unlink()
     file.write_text("")
@@ -180,7 +182,8 @@ def test_describe_a_model_a_base_and_a_run_file(model: Path, tmp_path: Path) -> 
     file.write_text("base: roberta_tiny\nmodel: {num_layers: 1, vocab_size: 100}\n")
     smaller = json.loads(run("describe", file, "--probe-seconds", 0, "--json"))
     assert smaller["parts"]["token embeddings"] == 100 * 128
-    assert "is not one of" in run("describe", "absent_base", error=ConfigError)
+    message = run("describe", "absent_base", error=MissingInputError)
+    assert message.startswith("absent_base: no such model, run or run file; base: 'absent_base' is not one of ")
     assert "longest input" in run("describe", model, "--length", 41, error=ConfigError)
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 import remask
 from remask.__main__ import cli
-from remask.errors import ConfigError, DataError, OutputError, UnavailableError, UsageError
+from remask.errors import ConfigError, DataError, OutputError, UnavailableError
 from remask.exports import graph, verify
 from remask.exports import onnx as onnx_folder
 from remask.exports.card import snippet
@@ -237,8 +237,8 @@ def test_the_command_scores_before_and_after(tmp_path: Path, classifier: Path, q
     scores = json.loads(done.stdout)["scores"]
     assert (scores["examples"], scores["metric"], scores["set"]) == (6, "accuracy", "dev.csv")
     assert scores["before"]["accuracy"] == 0.5  # every text is there with both labels
-    assert isinstance(invoke("--to", "onnx", "--eval", "x").exception, UsageError)
-    assert isinstance(invoke("--to", "int8", "--eval", "x", "--embedding").exception, UsageError)
+    assert isinstance(invoke("--to", "onnx", "--eval", "x").exception, ConfigError)
+    assert isinstance(invoke("--to", "int8", "--eval", "x", "--embedding").exception, ConfigError)
 
 
 def test_a_masked_lm_is_scored_by_masked_words(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> None:
@@ -267,5 +267,5 @@ def test_without_the_extra_there_is_a_line_that_says_so(
     tmp_path: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(UnavailableError, match=r'onnxruntime is not installed: pip install "remask\[onnx\]"'):
+    with pytest.raises(UnavailableError, match=r"onnxruntime is not installed: .*\[onnx\]"):
         export_onnx(classifier, tmp_path / "out")

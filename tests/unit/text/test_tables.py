@@ -164,10 +164,11 @@ def test_the_one_reader_of_tables_serves_prepare_too(tmp_path: Path, texts, buil
     (tmp_path / "b.csv").write_text("id;text\n" + "".join(f"{n};{text}\n" for n, text in enumerate(wanted)))
     semicolons = build(tmp_path / "b.csv")
     assert all_texts(semicolons) == wanted
-    assert semicolons.counts["changed"] == {"cells divided by semicolons (guessed)": 1}
+    assert semicolons.counts["changed"] == {"file with cells divided by semicolons (guessed)": 1}
     (tmp_path / "c.csv").write_bytes("".join(f"{n},{text}\n" for n, text in enumerate(wanted)).encode("cp1252"))
     source = SourceSettings(paths=(str(tmp_path / "c.csv"),), header=False, text_columns=("2",), encoding="cp1252")
     assert all_texts(build(source)) == wanted
+    assert SourceSettings(paths=("c.csv",), header=False, text_columns=(2,)).text_columns == ("2",)  # as YAML has it
     (tmp_path / "d.txt").write_bytes("\n".join(wanted).encode("latin-1"))
     plain = SourceSettings(paths=(str(tmp_path / "d.txt"),), encoding="latin-1", layout="line")
     assert all_texts(build(plain)) == wanted

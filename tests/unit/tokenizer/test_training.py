@@ -111,7 +111,7 @@ def test_counts_are_thinned_alike_when_there_is_too_much_text() -> None:
 
 def test_long_runs_are_cut_between_characters() -> None:
     word = "中" * 100
-    cut = training._cut(Counter({word.encode(): 3, b"short": 1}), 16)
+    cut = training.cut_words(Counter({word.encode(): 3, b"short": 1}), 16)
     assert cut == Counter({b"short": 1, ("中" * 5).encode(): 60})
     assert "".join(piece.decode() * (count // 3) for piece, count in cut.items() if piece != b"short") == word
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from io import StringIO
@@ -125,9 +126,14 @@ def test_wandb_offline_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.
     stopped_and_gone_on(tmp_path, trackers=("wandb",))
     folders = sorted((tmp_path / "trackers" / "wandb").glob("offline-run-*"))
     run_id = json.loads((tmp_path / "trackers" / "wandb.json").read_text())["id"]
-    told = [entry for folder in folders for entry in history(folder / f"run-{run_id}.wandb")]
+    end = time.monotonic() + 60  # wandb's own process may still be writing when a run is over; the bound ends the test
+    while True:
+        told = [entry for folder in folders for entry in history(folder / f"run-{run_id}.wandb")]
+        known = {key: value for key, value in told if "/" in key[0] and not key[0].startswith("perf/")}
+        if len(known) >= len(wanted(tmp_path)) or time.monotonic() > end:
+            break
+        time.sleep(0.2)
     assert max(Counter(key for key, _ in told).values()) == 1, "a step twice"
-    known = {key: value for key, value in told if "/" in key[0] and not key[0].startswith("perf/")}
     assert known == pytest.approx(wanted(tmp_path))
 
 
@@ -206,7 +212,7 @@ def test_a_failing_tracker_is_one_warning_and_off(tmp_path: Path, monkeypatch: p
 def test_a_missing_library_is_said_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "mlflow" else find(name))
-    with pytest.raises(UnavailableError, match=r'mlflow is not installed: pip install "remask\[mlflow\]"'):
+    with pytest.raises(UnavailableError, match=r"mlflow is not installed: .*\[mlflow\]"):
         run(tmp_path, trackers=("mlflow",))
     assert not (tmp_path / "checkpoints").exists()
 
