@@ -357,10 +357,9 @@ def export(
 
 
 def study(
-    run: StudyRun | StrPath | None = None,
+    run: StudyRun | StrPath,
     *,
     out: StrPath,
-    name: str | None = None,
     corpus: Sequence[StrPath] | None = None,
     data: StrPath | None = None,
     tasks: StrPath | None = None,
@@ -372,23 +371,21 @@ def study(
 ) -> dict[str, Any]:
     """Train, fine-tune and measure every row of a table with several seeds; `out` gets a page and a JSON.
 
-    `name`: a table of the papers ("table1", …); `run`: a definition of your own instead. `corpus` (text) or `data`
-    (prepared); `tasks`: the folder with the tasks' files. `dry_run`: only how long it will take here. The same call
-    goes on after a stop, and finished runs are never done again.
+    `run`: a table of the papers by its name ("table1", …), or the file of a study of your own. `corpus` (text) or
+    `data` (prepared); `tasks`: the folder with the tasks' files. `dry_run`: only how long it will take here. The same
+    call goes on after a stop, and finished runs are never done again.
 
-    >>> remask.study(name="table1", data="prepared", tasks="tasks", scale="tiny", out="study")   # doctest: +SKIP
+    >>> remask.study("table1", data="prepared", tasks="tasks", scale="tiny", out="study")   # doctest: +SKIP
     """
     from remask.studies.runner import estimate
     from remask.studies.runner import study as do
     from remask.studies.settings import StudyRun, definition_file
 
-    if (run is None) == (name is None):
-        raise UsageError("name or run: which study? Give one of them")
-    file = run if name is None else definition_file(name)
+    given = run if isinstance(run, StudyRun) else definition_file(os.fspath(run))
     keywords = {"corpus": corpus, "prepared": data, "tasks": tasks, "scale": scale, "seeds": seeds}
-    built = _run(StudyRun, None, file, keywords, settings)
+    built = _run(StudyRun, None, given, keywords, settings)
     if not built.name:
-        assert isinstance(file, (str, os.PathLike))
-        built = built.model_copy(update={"name": Path(file).stem})
+        name = Path(given).stem if isinstance(given, Path) else "study"
+        built = built.model_copy(update={"name": name})
     work = estimate if dry_run else do
     return work(built, Path(out), progress=progress or Progress())

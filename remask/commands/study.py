@@ -45,6 +45,9 @@ def command(common: Common, names: str, corpus: tuple[str, ...], row: str | None
         # With --row, --seed names the one run, and the study's own first seed stays as it is.
         run = (replace(common, seed=None) if row is not None else common).build(StudyRun, file, **given).run
         run = run if run.name else run.model_copy(update={"name": file.stem})
+        if names == "all" and run.prepared and any(one.tokenizer for one in run.rows.values()):
+            common.progress.warn(f"{name}: left out; it prepares the text with several vocabularies: give --corpus")
+            continue
         if row is not None:
             assert common.seed is not None
             from remask.studies.runner import study_cell

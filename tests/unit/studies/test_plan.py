@@ -91,3 +91,19 @@ def test_rows_go_by_number_or_label() -> None:
     assert [numbered(study, word) for word in ("1", "two")] == ["one", "two"]
     with pytest.raises(ConfigError, match="number from 1 to 2: one, two"):
         numbered(study, "3")
+
+
+def test_the_api_takes_a_name_a_file_or_a_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import remask
+    from remask.studies import runner
+
+    done: list[StudyRun] = []
+    monkeypatch.setattr(runner, "study", lambda run, out, progress: done.append(run) or {})
+    (tmp_path / "own.yaml").write_text("rows: {one: {}, two: {settings: {seed: 1}}}\n")
+    remask.study("table1", data="prepared", tasks="tasks", scale="smoke", seeds=5, out=tmp_path)
+    remask.study(tmp_path / "own.yaml", out=tmp_path)
+    remask.study(a_study(), out=tmp_path)
+    assert [run.name for run in done] == ["table1", "own", "mine"]
+    assert (done[0].prepared, done[0].scale, done[0].seeds) == ("prepared", "smoke", 5)
+    with pytest.raises(ConfigError, match="table1"):
+        remask.study("table9", out=tmp_path)
