@@ -20,7 +20,7 @@ from remask.train.settings import TrainSettings
 from remask.tune.settings import FinetuneRun
 
 DEFAULT_MINUTES = 20.0
-BASE_WIDTH, BASE_RATE = 768, 1e-4  # docs/adapt.md has the trials
+BASE_WIDTH, BASE_RATE = 768, 1e-4  # arXiv 2004.10964: going on with RoBERTa base on a task's own text
 LORA_FACTOR = 10.0  # low-rank updates start at zero and move little
 SHORTEST_ROW, LONGEST_ROW = 128, 512
 TOKENS_A_STEP = 4096
