@@ -397,7 +397,7 @@ def test_a_pooler_beside_a_masked_lm_head_is_kept_but_not_handed_to_the_class(
     load_theirs(tmp_path / "back")
     side = load_file(tmp_path / "back" / "remask_heads.safetensors")
     assert all(torch.equal(side[name], tensor) for name, tensor in pooler.items())
-    assert read_hf_folder(tmp_path / "back").heads == HeadSettings(masked_lm=True)
+    assert read_hf_folder(tmp_path / "back").heads == HeadSettings(masked_lm=True, pooling="mean")
 
 
 @pytest.mark.parametrize("kind", ["byte-bpe", "wordpiece"])
