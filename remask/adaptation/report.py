@@ -51,6 +51,11 @@ def adaptation_report(values: Mapping[str, Any], run: RunFolder) -> str:
         f"{recipe['warmup']:g} of the steps to warm up, then {recipe['schedule']} decay. What learned: "
         f"{recipe['learn']}."
     )
+    if head := recipe["head"]:
+        page.text(
+            f"Before that the masked-LM head, which the model came without, learned alone for {head['step']:,} steps: "
+            f"the held-out loss was {head['loss']:.3f} when the rest joined."
+        )
     names = ["documents", "tokens", "bytes", "held-out tokens"]
     page.table(names, [[corpus[key] for key in ("documents", "tokens", "bytes", "heldout_tokens")]])
     if points := run.curve("train/learning_rate"):

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from remask import artifacts
 from remask.adaptation.report import adaptation_report
-from remask.adaptation.settings import DEFAULT_MINUTES, AdaptRun, length_for, rate_for
+from remask.adaptation.settings import DEFAULT_MINUTES, HEAD_RATE, AdaptRun, length_for, rate_for
 from remask.adaptation.texts import CORPUS, GENERAL, Side, new_side, old_side
 from remask.config import differences, dump, to_yaml
 from remask.errors import ConfigError, DataError, MissingInputError, UsageError
@@ -44,6 +44,8 @@ def adapt(run: AdaptRun, out: Path, *, progress: Progress, allow_change: Sequenc
         _claim(work)
         before = work.measured("before", lambda: _measure_start(work, work.old))
         start = work.measured("start", lambda: _measure_start(work, work.new)) if work.has_new_tokens else None
+        if not work.had_head:
+            work.kept("head", lambda: _train_head(work, allow_change))
         trained = work.kept("pretrain", lambda: _pretrain(work, allow_change))
         _publish(work)
         after = work.measured("after", lambda: _measure_end(work))
@@ -116,6 +118,10 @@ class _Work:
             raise DataError(f"{self.run.model}: has no tokenizer, so text cannot be prepared for it")
         return loaded
 
+    @property
+    def had_head(self) -> bool:
+        return self.loaded.network.heads.masked_lm is not None
+
     @cached_property
     def old(self) -> Side:
         folder = self.loaded.tokenizer_folder
@@ -159,7 +165,7 @@ def _claim(work: _Work) -> None:
     artifacts.claim(out, _CLAIM)
     identity = {"run": dump(work.run), "model": model_fingerprint(work.loaded.folder)}
     known = json.loads(place.read_bytes()) if place.is_file() else identity
-    if known != identity and (out / "pretrain").exists():
+    if known != identity and any((out / name).exists() for name in ("head", "pretrain")):
         changed = differences(known["run"], identity["run"])
         words = "; ".join(f"{key} {json.dumps(old)} -> {json.dumps(new)}" for key, old, new in changed)
         raise ConfigError(
@@ -207,23 +213,56 @@ def pretrain_run(work: _Work, side: Side) -> PretrainRun:
     return PretrainRun.model_validate_json(json.dumps(values))
 
 
+def _share(run: PretrainRun, share: float) -> PretrainRun:
+    """The run with a part of its budget."""
+    train = run.train
+    budget: dict[str, float | int] = {
+        name: value * share for name in ("epochs", "minutes") if (value := getattr(train, name)) is not None
+    }
+    budget |= {
+        name: max(1, round(value * share))
+        for name in ("steps", "tokens")
+        if (value := getattr(train, name)) is not None
+    }
+    return run.model_copy(update={"train": train.model_copy(update=budget)})
+
+
+def _train_head(work: _Work, allow_change: Sequence[str]) -> dict[str, Any]:
+    """A masked-LM head for a model that came without one, which learns first and alone, in OUT/head."""
+    from remask.pretraining.run import pretrain
+
+    run = _share(pretrain_run(work, work.new), work.run.head_share)
+    train = run.train.model_copy(update={"trainable_top_layers": 0, "learning_rate": HEAD_RATE})
+    run = run.model_copy(update={"train": train, "learn": "all"})
+    work.progress.say("the model has no masked-LM head: one learns first, alone")
+    made = pretrain(run, work.out / "head", progress=work.progress, allow_change=allow_change)
+    return {"step": made["step"], "loss": made["loss"], "seconds": made["seconds"], "tokens": made["tokens"]}
+
+
 def _pretrain(work: _Work, allow_change: Sequence[str]) -> dict[str, Any]:
     from remask.pretraining.run import pretrain
 
-    made = pretrain(
-        pretrain_run(work, work.new), work.out / "pretrain", progress=work.progress, allow_change=allow_change
-    )
+    run = pretrain_run(work, work.new)
+    if not work.had_head:
+        run = _share(run, 1 - work.run.head_share).model_copy(update={"init_from": work.out / "head"})
+    made = pretrain(run, work.out / "pretrain", progress=work.progress, allow_change=allow_change)
     return {key: made[key] for key in ("step", "tokens", "seconds", "parameters")}
 
 
 def _publish(work: _Work) -> None:
-    """The continued model under OUT/model, low-rank updates merged."""
+    """The continued model under OUT/model, low-rank updates merged. A model that came without a masked-LM head is for
+    embeddings, say: what stands for a text stays what it was."""
+    from remask.model.network import with_heads
     from remask.model.store import open_model, save_model
 
     if (work.out / "model" / artifacts.MANIFEST).is_file():
         return
     trained = open_model(work.out / "pretrain")
-    save_model(work.out / "model", trained.network, trained.tokenizer_folder, replace=True)
+    network = trained.network
+    if not work.had_head:
+        heads = trained.heads.model_copy(update={"pooling": work.loaded.heads.pooling})
+        network = with_heads(network, heads, work.run.seed)
+    save_model(work.out / "model", network, trained.tokenizer_folder, replace=True)
 
 
 def _measure_start(work: _Work, side: Side) -> dict[str, Any]:
@@ -259,7 +298,7 @@ def _measures(work: _Work, side: Side, network: Network, loaded: Loaded, embeds:
         "heldout": measure.held_out_measures(network, tokenizer, side.measured, data, side.source),
         "bytes_per_token": round(side.total("bytes") / side.total("tokens"), 4),
         "vocabulary": tokenizer.vocab_size,
-        "had_head": work.loaded.network.heads.masked_lm is not None,
+        "had_head": work.had_head,
     }
     if run.general.paths:
         values["general"] = measure.held_out_measures(network, tokenizer, side.prepared, data, GENERAL)
@@ -324,6 +363,7 @@ def _recipe(work: _Work, trained: Mapping[str, Any]) -> dict[str, Any]:
         learn = f"top {work.run.train.trainable_top_layers}"
     return {
         "steps": trained["step"],
+        "head": None if work.had_head else work.kept("head", dict),
         "tokens_seen": trained["tokens"],
         "seconds": trained["seconds"],
         "parameters": trained["parameters"],

@@ -21,6 +21,7 @@ from remask.tune.settings import FinetuneRun
 
 DEFAULT_MINUTES = 20.0
 BASE_WIDTH, BASE_RATE = 768, 1e-4  # arXiv 2004.10964: going on with RoBERTa base on a task's own text
+HEAD_RATE = 1e-2  # a head that starts at word frequencies has far to go: at BASE_RATE it stayed there for 62 steps
 LORA_FACTOR = 10.0  # low-rank updates start at zero and move little
 SHORTEST_ROW, LONGEST_ROW = 128, 512
 TOKENS_A_STEP = 4096
@@ -92,6 +93,10 @@ class AdaptRun(Config):
         "all", "what learns: all (or train.trainable_top_layers), or LoRA and the masked-LM head", effect="math"
     )
     lora: LoraSettings = setting(LoraSettings(), "learn: lora")
+    head_share: float = switch(
+        0.3, "share of the budget in which a masked-LM head that the model came without learns alone", effect="math",
+        samples=[0.5], gt=0, lt=1,
+    )  # fmt: skip
     task: FinetuneRun | None = setting(None, "a labelled file that the model is fine-tuned on before and after")
     pairs: PairsSettings = setting(PairsSettings(), "pairs of texts whose closeness is measured before and after")
     text: AdaptTextSettings = setting(AdaptTextSettings(), "how texts are read and cleaned")

@@ -139,8 +139,8 @@ class Network(nn.Module):
         return pooler(x_RD, self.encoder.attentions[-1].output, noise, tokens_per_row)
 
     def learning_parameters(self, top_layers: int | None) -> list[nn.Parameter]:
-        """What learns: all, or the top layers, the last norm and the heads. A tied output matrix rests with the
-        embeddings."""
+        """What learns: all, or the top layers, the last norm and the heads; with no layer the heads alone. A tied
+        output matrix rests with the embeddings."""
         settings = self.settings
         if top_layers is None:
             return list(self.parameters())
@@ -151,7 +151,9 @@ class Network(nn.Module):
             )
         top = range(settings.num_layers - top_layers, settings.num_layers)
         learning = {f"encoder.attentions.{settings.attention_index(i)}." for i in top}
-        learning |= {f"encoder.ffns.{settings.ffn_index(i)}." for i in top} | {"encoder.norm.", "heads."}
+        learning |= {f"encoder.ffns.{settings.ffn_index(i)}." for i in top} | {"heads."}
+        if top_layers:
+            learning.add("encoder.norm.")
         return [p for name, p in self.named_parameters() if name.startswith(tuple(learning))]
 
     def train_top_layers(self, num_layers: int) -> None:

@@ -192,10 +192,11 @@ def test_replace_and_its_limit(task_model: Path, texts: Path, tmp_path: Path) ->
 # ------------------------------------------------------------------------------------------------ what learns
 
 
-def moved(before: Path, after: Path) -> set[str]:
+def moved(before: Path, after: Path, *, shared: bool = False) -> set[str]:
+    """Weights that differ; `shared`: of those that both have."""
     old, new = (load_file(find_model(folder) / "model.safetensors") for folder in (before, after))
-    assert old.keys() == new.keys()
-    return {name for name in old if not np.array_equal(old[name], new[name])}
+    assert shared or old.keys() == new.keys()
+    return {name for name in old.keys() & new.keys() if not np.array_equal(old[name], new[name])}
 
 
 def test_lora_and_top_layers_leave_the_rest_alone(task_model: Path, texts: Path, tmp_path: Path) -> None:
@@ -225,6 +226,10 @@ def test_an_embedding_model_gets_a_head_and_keeps_what_it_had(task_model: Path, 
     heads = open_model(tmp_path / "out").heads
     assert heads.masked_lm
     assert heads.pooling == "first"
+    assert values["recipe"]["head"]["step"] == 3  # of 10 in all, in which the encoder rests
+    assert values["recipe"]["steps"] == 7
+    assert not moved(tmp_path / "bare", tmp_path / "out/head", shared=True)
+    assert values["after"]["heldout"]["loss"] < values["recipe"]["head"]["loss"] < values["before"]["heldout"]["loss"]
     manifest = json.loads((tmp_path / "out/prepared/manifest.json").read_text())
     entropy = values["before"]["heldout"]["loss"]  # of word frequencies, which need no model
     assert entropy < np.log(manifest["counts"]["vocab_size"])
