@@ -107,9 +107,9 @@ def stopped_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Abstr
 
     evaluate = seed.Watch.evaluate
 
-    def stop(self: Any, network: Any) -> Any:
+    def stop(self: Any, network: Any, step: int | None) -> Any:
         monkeypatch.setattr(signals, "requested", lambda: True)
-        return evaluate(self, network)
+        return evaluate(self, network, step)
 
     @contextmanager
     def stopped() -> Iterator[None]:

@@ -477,7 +477,7 @@ def test_a_signal_drains_and_a_second_one_ends_at_once(models: dict[str, Path]) 
     with serving(models["lm"], "--set", "limits.stall_s=60") as server:
         below = children(server.process.pid)
         assert asyncio.run(main(server, signals=2)) == [0] * 30
-        assert server.process.wait(5) == 75
+        assert server.process.wait(5) == -signal.SIGTERM  # by the system itself, at once
         server.until(lambda: not any(b"spawn_main" in command_line(pid) for pid in below))
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from remask.tasks import squad, squad_scores
 from remask.tasks.rows import Frame
-from remask.tasks.settings import TableSettings
+from remask.tasks.settings import RowSettings, TableSettings
+from remask.tasks.spans import MAX_ANSWER_TOKENS, Spans, best_spans
 from remask.tokenizer import load_tokenizer
 
 WORDS = st.lists(
@@ -106,7 +107,7 @@ def decode(rows, questions, peaks) -> list[str]:
             logits[first, 0] += 10
             logits[last, 1] += 10
         outputs.append(logits)
-    return [said.text for said in squad.answers_from_rows(outputs, rows, questions)]
+    return [said.text for said in best_spans(outputs, rows, questions)]
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
@@ -117,15 +118,15 @@ def test_every_span_of_characters_comes_back(roberta, context: str, length: int)
     questions = [
         squad.Question(str(n), "where?", context, ((context[a:b], a),), "t", "p") for n, (a, b) in enumerate(cuts)
     ]
-    rows = squad.encode_questions(questions, roberta, Frame(0, 2, True, False, length), stride=6)
+    rows = Spans().encode(questions, (), roberta, Frame(0, 2, True, False, length), RowSettings(stride=6))
     said = decode(rows, questions, rows.labels)
     found = {
         window.question: label[1] - label[0] + 1
-        for window, label in zip(rows.facts, rows.labels, strict=True)
+        for window, label in zip(rows.origins, rows.labels, strict=True)
         if label[1] > 0
     }
     assert length < 512 or len(found) == len(questions)
-    short = [number for number, tokens in found.items() if tokens <= squad.MAX_ANSWER_TOKENS]
+    short = [number for number, tokens in found.items() if tokens <= MAX_ANSWER_TOKENS]
     assert len(short) >= 15
     for number in short:
         begin, end = cuts[number]
@@ -137,7 +138,7 @@ def test_every_span_of_characters_comes_back(roberta, context: str, length: int)
 def test_real_answers_come_back(shared_data: Path, roberta) -> None:
     questions, dropped = squad.with_answers_in_place(squad.read_squad(shared_data / "squad" / "dev-v1.1.json")[::25])
     assert not dropped
-    rows = squad.encode_questions(questions, roberta, Frame(0, 2, True, False, 384), stride=128)
+    rows = Spans().encode(questions, (), roberta, Frame(0, 2, True, False, 384), RowSettings(stride=128))
     said = decode(rows, questions, rows.labels)
     pairs = [[text for text, _ in q.answers] for q in questions]
     scores = squad_scores.score_answers(pairs, said)

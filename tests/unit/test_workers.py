@@ -146,5 +146,5 @@ def test_num_cores_is_what_this_process_may_use() -> None:
 
 def test_without_the_extra_ray_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UnavailableError, match=r"remask\[ray\]"):
+    with pytest.raises(UnavailableError, match=r"pip install .*\[ray\]"):
         run_tasks(_slow_square, range(2), workers=2, engine="ray")
