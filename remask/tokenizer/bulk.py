@@ -220,7 +220,10 @@ class BlockEncoder:
         pre, starts = self._starts.find(ids, places, text, firsts)
         if self._chinese_words == "jieba":
             words.join_chinese(text, places, starts)
-        return _assemble(ids, counts, begins, offsets, places, pre, starts, _word_places(sentences, text))
+        return _assemble(
+            ids=ids, counts=counts, begins=begins, offsets=offsets, places=places, pre=pre, starts=starts,
+            sentences=_word_places(sentences, text),
+        )  # fmt: skip
 
     def _by_library(
         self, pieces: list[bytes], begins: np.ndarray, offsets: np.ndarray, sentences: np.ndarray, text: np.ndarray
