@@ -33,7 +33,7 @@ OnBad = Callable[[int, str], None]
 OnNote = Callable[[str], None]
 
 
-class Part(Protocol):
+class FilePart(Protocol):
     """A file, or a part of one that can be read alone: bytes of JSON lines, row groups of Parquet."""
 
     @property
@@ -63,7 +63,7 @@ class Whole:
 
 
 def read_records(
-    part: Part, form: TableForm, *, limit: int, strict: bool = True, max_expansion: float = MAX_EXPANSION,
+    part: FilePart, form: TableForm, *, limit: int, strict: bool = True, max_expansion: float = MAX_EXPANSION,
     columns: Sequence[str] | None = None, texts: Sequence[str] = (), on_delimiter: Callable[[str], None] | None = None,
 ) -> Iterator[Record | Fault]:  # fmt: skip
     """Every row once; `Damaged` where nothing can be read on from. `columns`: only these, in this order; a row or file
