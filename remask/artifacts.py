@@ -198,17 +198,17 @@ def _restore(folder: Path) -> None:
         _retired(folder).rename(folder)
 
 
-def _exchange(one: Path, two: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Two paths change places in one step; False where the system or the file system has no such step."""
-    return _renameat2(one, two, _RENAME_EXCHANGE) == 0
+    return _renameat2(first, second, _RENAME_EXCHANGE) == 0
 
 
-def _renameat2(one: Path, two: Path, flags: int) -> int:
+def _renameat2(first: Path, second: Path, flags: int) -> int:
     """0, or the number of what the system says; ENOSYS where it has no such call."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return errno.ENOSYS
-    failed = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two), flags)
+    failed = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), flags)
     return ctypes.get_errno() if failed else 0
 
 
@@ -397,13 +397,13 @@ def open_artifact(folder: Path, stage: str, *, verify: bool = False) -> Artifact
         raise DataError(f"{folder}: holds {manifest['stage']}, but {stage} is needed here")
     if manifest["version"] != MANIFEST_VERSION:
         raise DataError(f"{folder}: layout version {manifest['version']}, this remask reads {MANIFEST_VERSION}")
-    for name, facts in manifest["files"].items():
+    for name, expected in manifest["files"].items():
         file = folder / name
         if not file.is_file() or file.is_symlink():
             raise DataError(f"{file}: is missing")
-        if (size := file.stat().st_size) != facts["size"]:
-            raise DataError(f"{file}: has {size:,} bytes, should have {facts['size']:,}: damaged")
-        if verify and sha256_of(file) != facts["sha256"]:
+        if (size := file.stat().st_size) != expected["size"]:
+            raise DataError(f"{file}: has {size:,} bytes, should have {expected['size']:,}: damaged")
+        if verify and sha256_of(file) != expected["sha256"]:
             raise DataError(f"{file}: does not match its checksum: damaged")
     return Artifact(folder, manifest)
 

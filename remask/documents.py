@@ -190,7 +190,7 @@ class Documents:
 def read_documents(folder: Path, *, verify: bool = False) -> Documents:
     """Open a published documents folder; damaged or unfinished ones are refused."""
     artifact = open_artifact(folder, STAGE, verify=verify)
-    shards = [DocumentShard(folder, str(facts["name"])) for facts in artifact.counts["shards"]]
+    shards = [DocumentShard(folder, str(counts["name"])) for counts in artifact.counts["shards"]]
     for shard in shards:
         for suffix in SUFFIXES:
             artifact.path(f"{shard.name}{suffix}")

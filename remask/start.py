@@ -126,10 +126,10 @@ def start_network(
         width = network.settings.embedding_width
         if settings.attention == "neighbours":
             width -= counted.num_wave_columns(network.settings)
-        found = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
-        vectors_VC = counted.even_scale(found.vectors_VC, found.is_counted_V, settings.flatten, settings.std)
-        counted.start_embeddings(network, vectors_VC, found.is_counted_V, settings.std)
-        _say_what_is_missing(found, width, progress)
+        start = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
+        vectors_VC = counted.even_scale(start.vectors_VC, start.is_counted_V, settings.flatten, settings.std)
+        counted.start_embeddings(network, vectors_VC, start.is_counted_V, settings.std)
+        _say_what_is_missing(start, width, progress)
     if settings.attention == "neighbours":
         counted.start_attention(
             network,
@@ -175,9 +175,9 @@ def complete_network(
     if run_folder is None:
         return
     width = network.settings.embedding_width
-    found = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
-    vectors_VC = counted.even_scale(found.vectors_VC, found.is_counted_V, settings.flatten, 1.0)
-    explained = counted.fit_new_rows(network, (vectors_VC, found.is_counted_V), old_ids, frequencies_V, pieces)
+    start = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
+    vectors_VC = counted.even_scale(start.vectors_VC, start.is_counted_V, settings.flatten, 1.0)
+    explained = counted.fit_new_rows(network, (vectors_VC, start.is_counted_V), old_ids, frequencies_V, pieces)
     if explained is None:
         why = f"fewer than {counted.MIN_TEACHERS} tokens of the text are known"
         _start_without_counts(network, old_ids, pieces, why, progress)
@@ -201,9 +201,9 @@ def _start_without_counts(
     progress.say(f"  {num_new:,} new tokens start at the mean of their pieces: {why}")
 
 
-def _say_what_is_missing(found: Counted, width: int, progress: Progress) -> None:
-    size, rank = found.vectors_VC.shape
-    seen = int(found.is_counted_V.sum())
+def _say_what_is_missing(counted: Counted, width: int, progress: Progress) -> None:
+    size, rank = counted.vectors_VC.shape
+    seen = int(counted.is_counted_V.sum())
     if seen < size // 2:
         progress.warn(
             f"start.embeddings = counted: only {seen:,} of {size:,} entries of the vocabulary are in the text that was "

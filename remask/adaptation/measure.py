@@ -109,7 +109,7 @@ def _choices(sentence: str) -> list[re.Match[str]]:
 
 
 def _hide(sentence: str, seed: int) -> Hidden:
-    match = min(_choices(sentence), key=lambda one: fingerprint([seed, sentence, one.start()]))
+    match = min(_choices(sentence), key=lambda choice: fingerprint([seed, sentence, choice.start()]))
     return Hidden(sentence[: match.start()], match.group(), sentence[match.end() :])
 
 
@@ -159,5 +159,5 @@ def closeness(model: Model, pairs: ScoredPairs) -> float:
     """Spearman's correlation of the cosine of two texts' vectors with how alike they are."""
     from remask.tasks.metrics import spearman
 
-    one, two = (model.embed(texts, long_texts="cut") for texts in (pairs.first, pairs.second))
-    return float(spearman(pairs.likeness, (one * two).sum(axis=1)))
+    first, second = (model.embed(texts, long_texts="cut") for texts in (pairs.first, pairs.second))
+    return float(spearman(pairs.likeness, (first * second).sum(axis=1)))

@@ -112,7 +112,7 @@ class _Job:
             if not heads:
                 raise DataError(f"{self._run.file}: has no texts")
             # Read once more: what was encoded before a stop, or while somebody wrote, must be what stands there.
-            fingerprints = (one for head in heads for one in head["fingerprints"])
+            fingerprints = (fingerprint for head in heads for fingerprint in head["fingerprints"])
             for _ in same_rows(read_texts(self._run, self._stored), fingerprints, self._run.file):
                 pass
             self._publish(heads)
@@ -135,17 +135,17 @@ class _Job:
             ids: list[Any] = [tokens.ids for tokens in self._model.tokenize(texts)]
         else:
             encoded = self._model.encode(texts, long_texts=run.long_texts)
-            ids, values = [one.ids for one in encoded], [one.states for one in encoded]
-        head = {"fingerprints": [row.fingerprint() for row in piece], "lengths": [len(one) for one in ids]}
+            ids, values = [text.ids for text in encoded], [text.states for text in encoded]
+        head = {"fingerprints": [row.fingerprint() for row in piece], "lengths": [len(text) for text in ids]}
         if self._work.out.suffix == ".jsonl":
             return orjson.dumps(head) + b"\n" + b"".join(self._line(*pair) for pair in zip(ids, values, strict=True))
-        arrays = [] if run.pooled else [b"".join(one.tobytes() for one in ids)]
-        arrays.append(b"".join(one.tobytes() for one in values))
+        arrays = [] if run.pooled else [b"".join(text.tobytes() for text in ids)]
+        arrays.append(b"".join(text.tobytes() for text in values))
         return orjson.dumps(head | {"sizes": [len(array) for array in arrays]}) + b"\n" + b"".join(arrays)
 
     def _line(self, ids: Any, values: Any) -> bytes:
-        said = {"vector": values} if self._run.pooled else {"ids": ids, "states": values}
-        return orjson.dumps(said, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+        answer = {"vector": values} if self._run.pooled else {"ids": ids, "states": values}
+        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
     def _publish(self, heads: Sequence[dict[str, Any]]) -> None:
         offsets = list(accumulate((length for head in heads for length in head["lengths"]), initial=0))

@@ -98,7 +98,7 @@ def _split(
         return ({} if name == "top" else {key: name}) | {number_key: int(number)}
     if name in plain and not number:
         return {option.removeprefix("--"): name}
-    allowed = ", ".join([*plain, *(f"{one} N" for one in numbered)])
+    allowed = ", ".join([*plain, *(f"{named} N" for named in numbered)])
     raise UsageError(f"{option} {word}: write one of {allowed}")
 
 

@@ -59,8 +59,8 @@ def command(
         built = common.build(DescribeRun, None, what=what, **options)
     if common.dry_run:
         return
-    facts = main(built.run)
-    common.result(facts, _text(facts))
+    description = main(built.run)
+    common.result(description, _text(description))
 
 
 def _is_own_file(path: Path) -> bool:
@@ -81,7 +81,7 @@ def main(run: DescribeRun) -> dict[str, Any]:
     # What is trained has a masked-LM head, whatever the model has.
     training = heads.model_copy(update={"masked_lm": True})
     flops = cost.flops_per_token(settings, training, length)
-    facts: dict[str, Any] = {
+    description: dict[str, Any] = {
         "what": run.what,
         "note": note,
         "parameters": total,
@@ -94,10 +94,10 @@ def main(run: DescribeRun) -> dict[str, Any]:
     }
     if run.probe_seconds > 0:
         network = _network(settings, training, run.device)
-        facts["memory"]["activations"] = cost.activation_bytes(network, run.batch, length)
-        facts["time"] = _probe(network, run, length, facts["flops_per_token"]["training"])
-    facts["memory"]["total"] = sum(value for name, value in facts["memory"].items() if name != "batch")
-    return facts
+        description["memory"]["activations"] = cost.activation_bytes(network, run.batch, length)
+        description["time"] = _probe(network, run, length, description["flops_per_token"]["training"])
+    description["memory"]["total"] = sum(value for name, value in description["memory"].items() if name != "batch")
+    return description
 
 
 def _find(what: str) -> tuple[ModelSettings, HeadSettings, str]:
@@ -121,8 +121,8 @@ def _find(what: str) -> tuple[ModelSettings, HeadSettings, str]:
     if (folder / MODEL_JSON).is_file():
         settings, heads, *_ = read_model_json(folder / MODEL_JSON)
         return settings, heads, ""
-    found = read_hf_folder(folder)
-    return found.settings, found.heads, ""
+    foreign = read_hf_folder(folder)
+    return foreign.settings, foreign.heads, ""
 
 
 def _check_name(what: str) -> None:
@@ -187,21 +187,22 @@ def _probe(network: Network, run: DescribeRun, length: int, flops: float) -> dic
     }
 
 
-def _text(facts: dict[str, Any]) -> str:
-    lines = [f"{facts['what']}: {facts['parameters']:,} parameters"]
-    lines += [f"  {part:<32}{count:>15,}" for part, count in facts["parts"].items()]
-    forward, training = facts["flops_per_token"]["forward"], facts["flops_per_token"]["training"]
+def _text(description: dict[str, Any]) -> str:
+    lines = [f"{description['what']}: {description['parameters']:,} parameters"]
+    lines += [f"  {part:<32}{count:>15,}" for part, count in description["parts"].items()]
+    forward, training = description["flops_per_token"]["forward"], description["flops_per_token"]["training"]
     lines += [
         "",
-        f"FLOPs per token in rows of {facts['length']}: {forward / 1e6:,.1f}M forward, {training / 1e6:,.1f}M training",
+        f"FLOPs per token in rows of {description['length']}: "
+        f"{forward / 1e6:,.1f}M forward, {training / 1e6:,.1f}M training",
     ]
-    lines += [f"    {part:<30}{value / 1e6:>14,.1f}M" for part, value in facts["flops_by_part"].items()]
-    memory = {name: value for name, value in facts["memory"].items() if name != "batch"}
-    lines += ["", f"memory of training, {facts['memory']['batch']} rows in one piece, fp32"]
+    lines += [f"    {part:<30}{value / 1e6:>14,.1f}M" for part, value in description["flops_by_part"].items()]
+    memory = {name: value for name, value in description["memory"].items() if name != "batch"}
+    lines += ["", f"memory of training, {description['memory']['batch']} rows in one piece, fp32"]
     lines += [f"  {part:<32}{value / 1e6:>13,.1f} MB" for part, value in memory.items()]
-    if facts["time"]:
-        spent = facts["time"]
+    if description["time"]:
+        spent = description["time"]
         lines += ["", f"{spent['tokens']:,.0f} tokens: about {duration(spent['seconds'])} at "
                   f"{spent['tokens_per_second']:,.0f} tokens/s ({spent['device']}, {spent['precision']}, "
                   f"{spent['threads']} threads, {spent['flops_per_second'] / 1e9:,.1f} GFLOP/s)"]  # fmt: skip
-    return "\n".join(lines + (["", facts["note"]] if facts["note"] else []))
+    return "\n".join(lines + (["", description["note"]] if description["note"] else []))

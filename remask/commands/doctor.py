@@ -70,16 +70,16 @@ def _torch() -> list[Finding]:
         import torch
     except Exception as error:
         return [Finding("torch", "problem", f"cannot be imported: {error}", "pip install -c constraints.txt torch")]
-    found = [Finding("torch", "ok", torch.__version__)]
+    findings = [Finding("torch", "ok", torch.__version__)]
     threads, cores = torch.get_num_threads(), num_cores()
     advice = f"OMP_NUM_THREADS={cores} uses all of them" if threads < cores else ""
-    found.append(Finding("threads", "note" if advice else "ok", f"{threads} of {cores} cores", advice))
+    findings.append(Finding("threads", "note" if advice else "ok", f"{threads} of {cores} cores", advice))
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        found.append(Finding("gpu", "ok", ", ".join(names)))
+        findings.append(Finding("gpu", "ok", ", ".join(names)))
     else:
-        found.append(Finding("gpu", "note", "none", "pretraining a base model on a real corpus wants one"))
-    return found
+        findings.append(Finding("gpu", "note", "none", "pretraining a base model on a real corpus wants one"))
+    return findings
 
 
 def _precisions() -> list[Finding]:
@@ -91,12 +91,12 @@ def _precisions() -> list[Finding]:
         return []
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = []
+    findings = []
     for precision in ("fp32", "bf16", "fp16"):
         works, reason = probe(precision, device)
         advice = "" if works else "train.precision: auto passes over it"
-        found.append(Finding(f"precision {precision}", "ok" if works else "note", reason or "works", advice))
-    return found
+        findings.append(Finding(f"precision {precision}", "ok" if works else "note", reason or "works", advice))
+    return findings
 
 
 def _memory() -> Finding:
@@ -130,14 +130,14 @@ def _allocator() -> Finding:
 
 
 def _extras() -> list[Finding]:
-    found = []
+    findings = []
     for extra, (module, use) in EXTRAS.items():
         if importlib.util.find_spec(module):
-            found.append(Finding(f"extra {extra}", "ok", f"{module} {_version(module)}"))
+            findings.append(Finding(f"extra {extra}", "ok", f"{module} {_version(module)}"))
         else:
             advice = f"for {use}: {install_command(extra)}"
-            found.append(Finding(f"extra {extra}", "note", "not installed", advice))
-    return found
+            findings.append(Finding(f"extra {extra}", "note", "not installed", advice))
+    return findings
 
 
 def _version(module: str) -> str:

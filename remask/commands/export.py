@@ -58,8 +58,8 @@ def render(result: dict[str, Any], out: Path) -> str:
     text = f"{out / result['file']}: {result['bytes'] / 1e6:.1f} MB, "
     if result["format"] == "onnx":
         return f"{text}within {result['largest_difference']:.1g} of its source on {result['sentences']} real texts"
-    found = result["agreement"]
-    text += f"{found['what']} {found['value']:.4f} on {found['sentences']} real texts"
+    agreement = result["agreement"]
+    text += f"{agreement['what']} {agreement['value']:.4f} on {agreement['sentences']} real texts"
     if "scores" not in result:
         return f"{text}; no accuracy was measured: give a set with labels (--eval FILE)"
     scores = result["scores"]

@@ -188,14 +188,14 @@ def _lengths(sources: Sequence[SourceTokens], name: str) -> dict[str, Any]:
 
 def _samples(tokens: Tokens, tokenizer: Tokenizer, count: int) -> list[dict[str, Any]]:
     """The beginnings of documents spread evenly over each source."""
-    found: list[dict[str, Any]] = []
+    problems: list[dict[str, Any]] = []
     for source in tokens.sources.values():
         for place in sorted({int(i) for i in np.linspace(0, source.num_documents - 1, count)} if count else set()):
             shard = [shard for shard in source.shards if shard.document_base <= place][-1]
             begin, end = shard.document_offsets[place - shard.document_base :][:2].tolist()
             text = _beginning(shard, begin, end, tokenizer)
-            found.append({"source": source.name, "document": place, "tokens": end - begin, "text": text})
-    return found
+            problems.append({"source": source.name, "document": place, "tokens": end - begin, "text": text})
+    return problems
 
 
 def _beginning(shard: Shard, begin: int, end: int, tokenizer: Tokenizer, num_tokens: int = 48) -> str:
@@ -332,13 +332,15 @@ def rows_of(batch: Batch) -> list[dict[str, Any]]:
 def show_cuts(data: Mapping[str, Any]) -> str:
     """A line about sentences that are longer than a row allows, or than half of one for pairs, where there are any."""
     lines = ""
-    for facts in (data, data.get("short_rows", {})):
-        if count := facts.get("cut_sentences", 0):
-            by_source = {name: one["cut_sentences"] for name, one in facts["sources"].items() if one["cut_sentences"]}
+    for counts in (data, data.get("short_rows", {})):
+        if count := counts.get("cut_sentences", 0):
+            by_source = {
+                name: source["cut_sentences"] for name, source in counts["sources"].items() if source["cut_sentences"]
+            }
             listed = ", ".join(f"{name} {number:,}" for name, number in by_source.items())
             part = "halves of rows" if data.get("format") in PAIRS else "rows"
             verb = "sentence is" if count == 1 else "sentences are"
-            lines += f"{count:,} {verb} longer than {part} of {facts['length']} tokens allow and cut ({listed})\n"
+            lines += f"{count:,} {verb} longer than {part} of {counts['length']} tokens allow and cut ({listed})\n"
     if in_part := data.get("words_masked_in_part"):
         lines += f"{in_part:,} masked words here are longer than their row's share of masks: masked in part only\n"
     return f"{lines}\n" if lines else ""

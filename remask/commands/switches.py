@@ -50,17 +50,17 @@ def command(verb: str | None, common: Common) -> None:
 
     Effects: math changes what the model computes, data changes what it reads, speed changes neither.
     """
-    found = [(name, one) for name, one in all_switches() if verb in (None, name)]
+    chosen = [(name, setting) for name, setting in all_switches() if verb in (None, name)]
     rows: list[dict[str, Any]] = [
         {
             "verb": name,
-            "key": one.key,
-            "default": one.default,
-            "values": one.values,
-            "effect": one.effect,
-            "doc": one.doc,
+            "key": setting.key,
+            "default": setting.default,
+            "values": setting.values,
+            "effect": setting.effect,
+            "doc": setting.doc,
         }
-        for name, one in found
+        for name, setting in chosen
     ]
     common.result({"switches": rows}, _table(rows))
 

@@ -255,12 +255,12 @@ class Batches(BatchSource):
         ends = sorted({round(share * steps) for share in shares} - {0})
         run = self.with_steps(steps)
         kinds: dict[tuple[bool, int], Batches] = {}
-        found, begin = [], 0
+        groups, begin = [], 0
         for end in ends:
             first, last = (kinds.setdefault(*run._all_like(step)) for step in (begin, end - 1))
-            found.append(((end - begin) / steps, first, last))
+            groups.append(((end - begin) / steps, first, last))
             begin = end
-        return found
+        return groups
 
     def _all_like(self, step: int) -> tuple[tuple[bool, int], Batches]:
         """Batches that are all of the kind of this step (one row length, one size), under a key of that kind."""
@@ -299,18 +299,18 @@ class Batches(BatchSource):
         since one step reads more than that, batch 0 is what such a step has of the pass.
         """
         cursor, read = self._before_pass(epoch)
-        before, found = cursor, 0
+        before, num_batches = cursor, 0
         while read < epoch + 1:
             if read >= epoch:
-                if found == number:
+                if num_batches == number:
                     return self._read_step(cursor, max_rows)
-                found += 1
+                num_batches += 1
             before = cursor
             num_rows, cursor = self._skip(cursor)
             read += Fraction(num_rows, self._phase_at(before["step"]).num_examples)
-        if found == number == 0:
+        if num_batches == number == 0:
             return self._read_step(before, max_rows, epoch)
-        raise DataError(f"batch {number}: the pass has batches 0 to {max(found, 1) - 1}")
+        raise DataError(f"batch {number}: the pass has batches 0 to {max(num_batches, 1) - 1}")
 
     def _before_pass(self, epoch: int) -> tuple[dict[str, Any], Fraction]:
         """A cursor at or before a pass and how many passes were read until there; the last such where that is known."""

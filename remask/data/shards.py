@@ -48,12 +48,12 @@ def make_shard(task: ShardTask) -> dict[str, Any]:
         block = encoder.encode(data, offsets, sentences)
         writer.add_many(block.ids, block.document_offsets, block.sentence_starts, block.word_starts, len(data))
         histogram += np.bincount(block.ids, minlength=vocab_size)
-    facts = writer.close()
+    counts = writer.close()
     with artifacts.output_errors(task.facts):
         np.save(task.facts.with_suffix(".npy"), histogram)
     files = [*sorted(task.folder.glob(f"{task.name}.*")), task.facts.with_suffix(".npy")]
-    artifacts.finish(task.facts, facts, files)
-    return {**facts, "fell_back": fell_back}
+    artifacts.finish(task.facts, counts, files)
+    return {**counts, "fell_back": fell_back}
 
 
 def is_made(task: ShardTask) -> bool:
@@ -63,9 +63,9 @@ def is_made(task: ShardTask) -> bool:
 
 def read_facts(task: ShardTask) -> dict[str, Any]:
     """The line of a shard that was just made, or found made, in the manifest."""
-    facts = artifacts.finished(task.facts, verify=False)
-    assert facts is not None
-    return facts
+    counts = artifacts.finished(task.facts, verify=False)
+    assert counts is not None
+    return counts
 
 
 def read_histogram(task: ShardTask) -> np.ndarray:

@@ -173,17 +173,17 @@ class SourceTokens:
         """The ids at these token positions of the source, without reading anything else; int64."""
         if len(self.shards) == 1:
             return self.shards[0].ids[positions].astype(np.int64)
-        found = np.empty(positions.shape, np.int64)
+        values = np.empty(positions.shape, np.int64)
         for shard, at, local in self._by_shard(positions):
-            found[at] = shard.ids[local]
-        return found
+            values[at] = shard.ids[local]
+        return values
 
     def starts_word(self, positions: np.ndarray) -> np.ndarray:
         """Whether a word unit starts at each of these token positions."""
-        found = np.empty(positions.shape, bool)
+        values = np.empty(positions.shape, bool)
         for shard, at, local in self._by_shard(positions):
-            found[at] = (shard.words[local >> 3] >> (local & 7).astype(np.uint8)) & 1
-        return found
+            values[at] = (shard.words[local >> 3] >> (local & 7).astype(np.uint8)) & 1
+        return values
 
     def _by_shard(self, positions: np.ndarray):
         if len(self.shards) == 1:
@@ -243,13 +243,13 @@ class Tokens:
         """Map a split; damaged shards are refused. `verify` reads every byte as well."""
         artifact = artifacts.open_artifact(prepared, STAGE, verify=verify)
         by_source: dict[str, list[Shard]] = {}
-        for facts in artifact.counts.get("shards", []):
-            if facts["split"] != split:
+        for counts in artifact.counts.get("shards", []):
+            if counts["split"] != split:
                 continue
-            before = by_source.setdefault(facts["source"], [])
+            before = by_source.setdefault(counts["source"], [])
             token_base = sum(shard.num_tokens for shard in before)
             document_base = sum(shard.num_documents for shard in before)
-            shard = _open_shard(artifact, facts, token_base, document_base)
+            shard = _open_shard(artifact, counts, token_base, document_base)
             if verify:
                 _verify_shard(shard, prepared)
             before.append(shard)
@@ -276,8 +276,8 @@ def _first(source: SourceTokens, max_tokens: int) -> SourceTokens:
     return SourceTokens(source.name, shards)
 
 
-def _open_shard(artifact: artifacts.Artifact, facts: dict[str, Any], token_base: int, document_base: int) -> Shard:
-    name, tokens = facts["name"], facts["tokens"]
+def _open_shard(artifact: artifacts.Artifact, counts: dict[str, Any], token_base: int, document_base: int) -> Shard:
+    name, tokens = counts["name"], counts["tokens"]
     paths = {suffix: artifact.path(f"{name}.{suffix}") for suffix in _SUFFIXES}
     size = paths["tokens"].stat().st_size
     if tokens and size not in (2 * tokens, 4 * tokens):
@@ -294,10 +294,10 @@ def _open_shard(artifact: artifacts.Artifact, facts: dict[str, Any], token_base:
     )
     offsets = shard.document_offsets
     sound = (
-        len(offsets) == facts["documents"] + 1
+        len(offsets) == counts["documents"] + 1
         and offsets[0] == 0
         and offsets[-1] == tokens
-        and len(shard.sentence_starts) == facts["sentences"]
+        and len(shard.sentence_starts) == counts["sentences"]
         and len(shard.words) == -(-tokens // 8)
     )
     if not sound:

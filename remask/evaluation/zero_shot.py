@@ -126,11 +126,11 @@ def claims(judge: Judge, path: Path, progress: Progress) -> dict[str, Any]:
     from remask.tasks.blimp import num_masked_rows
     from remask.tasks.claims import read_claims, score_claims
 
-    found = read_claims(path)
-    rows = num_masked_rows((text for claim in found for text in claim.texts), judge.tokenizer)
+    claims = read_claims(path)
+    rows = num_masked_rows((text for claim in claims for text in claim.texts), judge.tokenizer)
     with progress.stage("claims", rows, "rows") as stage:
-        result = score_claims(found, judge.log_probs, judge.tokenizer, judge.frame, stage.advance)
-    return {**result, "metric": "accuracy", "notes": [], "data": {"dev": len(found)}}
+        result = score_claims(claims, judge.log_probs, judge.tokenizer, judge.frame, stage.advance)
+    return {**result, "metric": "accuracy", "notes": [], "data": {"dev": len(claims)}}
 
 
 # ------------------------------------------------------------------------------------------------- perplexity
@@ -148,13 +148,13 @@ def perplexity_sources(data: Path, texts: Sequence[str]) -> dict[str, Path]:
     for folder in (data / "prepared", data):
         if (folder / artifacts.MANIFEST).is_file():
             return {"perplexity": folder}
-    found = sorted([*data.glob("*.valid.txt"), *data.glob("*/*.valid.txt")])
-    if not found:
+    files = sorted([*data.glob("*.valid.txt"), *data.glob("*/*.valid.txt")])
+    if not files:
         raise MissingInputError(
             f"{data}: is no prepared data (remask prepare) and has no *.valid.txt, which perplexity is measured on; "
             "name texts with --text FILE"
         )
-    return {f"perplexity:{path.stem}": path for path in found}
+    return {f"perplexity:{path.stem}": path for path in files}
 
 
 def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> None:
@@ -190,18 +190,18 @@ def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Pro
     with progress.stage("perplexity") as stage:
         held = evaluation_batches(prepared, settings, tokenizer, max_rows=max_rows)
         with judge.asked() as network:
-            found = held_out(network, held, tokenizer.token_lengths)
+            scores = held_out(network, held, tokenizer.token_lengths)
             if is_comparable(tokenizer):
                 most = None if max_rows is None else max_rows * settings.length * BYTES_A_TOKEN
                 words = word_batches(prepared, settings, tokenizer, max_documents=MAX_WORD_DOCUMENTS, max_bytes=most)
                 by_word = held_out(network, words, tokenizer.token_lengths)
-                found = {**found, "word_bits_per_byte": by_word["bits_per_byte"]}
+                scores = {**scores, "word_bits_per_byte": by_word["bits_per_byte"]}
             else:
                 notes.append("the vocabulary changes the text: bits per byte do not compare with other vocabularies")
-        found = {**found, **_pseudo(judge, prepared, min(PSEUDO_SENTENCES, max_rows or PSEUDO_SENTENCES))}
+        scores = {**scores, **_pseudo(judge, prepared, min(PSEUDO_SENTENCES, max_rows or PSEUDO_SENTENCES))}
         stage.update(len(held))
     data = {"dev": sum(len(batch.lengths_B) for batch in held), "prepared": str(prepared)}
-    return {"metrics": dict(found), "metric": "perplexity", "notes": notes, "data": data}
+    return {"metrics": dict(scores), "metric": "perplexity", "notes": notes, "data": data}
 
 
 def _pseudo(judge: Judge, prepared: Path, count: int) -> dict[str, float]:

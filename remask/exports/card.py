@@ -104,9 +104,10 @@ def _measured(results: Mapping[str, Any]) -> list[str]:
         f"(bound {results['tolerance']:g}) on {results['sentences']} real texts, alone, together and padded."
     ]
     if results["format"] == "int8":
-        found = results["agreement"]
+        agreement = results["agreement"]
         lines += [
-            f"- int8 and source: {found['what']} {found['value']:.4f} on {found['sentences']} real texts, largest "
+            f"- int8 and source: {agreement['what']} {agreement['value']:.4f} "
+            f"on {agreement['sentences']} real texts, largest "
             f"difference of any output {results['int8_difference']:.2g}; {results['fp32_bytes'] / 1e6:.1f} MB became "
             f"{results['bytes'] / 1e6:.1f} MB."
         ]
@@ -178,8 +179,8 @@ def _question(heads: HeadSettings, mask: str, mask_id: int) -> tuple[list[str], 
         return ['texts = [("Who wrote it?", "Mary Shelley wrote it in 1818.")]'], reading
     if heads.choice:
         asked = ['texts = [("It rained.", "So we stayed in."), ("It rained.", "So it was dry.")]']
-        one = "one = {name: array[None] for name, array in inputs.items()}  # one question of two choices"
-        return asked, [one, 'logits = session.run(["logits"], one)[0]', "print(texts[logits[0].argmax()][1])"]
+        example = "one = {name: array[None] for name, array in inputs.items()}  # one question of two choices"
+        return asked, [example, 'logits = session.run(["logits"], one)[0]', "print(texts[logits[0].argmax()][1])"]
     if heads.masked_lm:
         place = f"place = rows[0].ids.index({mask_id})"
         return [f'texts = ["The answer is {mask}."]'], [

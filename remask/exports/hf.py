@@ -73,9 +73,9 @@ def open_source(model: Path | Loaded) -> Source:
 
 def open_foreign(folder: Path) -> Source:
     """A Hugging Face folder, with or without a tokenizer."""
-    found = read_hf_folder(folder)
+    foreign = read_hf_folder(folder)
     tokenizer = folder if any((folder / name).is_file() for name in TOKENIZER_FILES) else None
-    return Source(found.settings, found.heads, found.state, found.labels, tokenizer, found.carried, folder)
+    return Source(foreign.settings, foreign.heads, foreign.state, foreign.labels, tokenizer, foreign.carried, folder)
 
 
 def open_with_tokenizer(
@@ -198,10 +198,10 @@ def write_own(folder: Path, source: Source) -> None:
 
 def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
     """The known files of a tokenizer, through the guarded reader, since the folder may be a stranger's."""
-    found = ForeignFolder(source).present(TOKENIZER_FILES)
-    for path in found:
+    files = ForeignFolder(source).present(TOKENIZER_FILES)
+    for path in files:
         shutil.copyfile(path, target / path.name)
-    return [path.name for path in found]
+    return [path.name for path in files]
 
 
 def write_tokenizer(folder: Path, source: Source, tokenizer: Tokenizer) -> None:

@@ -174,8 +174,8 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
         raise DataError(f"{path}: announces {len(header):,} tensors, over {MAX_TENSORS:,}")
     spans = []
     entries = {}
-    for name, facts in header.items():
-        entries[name], span = _entry(path, name, facts)
+    for name, announced in header.items():
+        entries[name], span = _entry(path, name, announced)
         spans.append((*span, name))
     reached = 0
     for begin, end, name in sorted(spans):
@@ -188,11 +188,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def _entry(path: Path, name: str, facts: Any) -> tuple[TensorEntry, tuple[int, int]]:
+def _entry(path: Path, name: str, announced: Any) -> tuple[TensorEntry, tuple[int, int]]:
     place = f"{path}: tensor {name[:80]!r}"
-    if not isinstance(facts, dict) or not {"dtype", "shape", "data_offsets"} <= facts.keys():
+    if not isinstance(announced, dict) or not {"dtype", "shape", "data_offsets"} <= announced.keys():
         raise DataError(f"{place}: needs dtype, shape and data_offsets")
-    dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
+    dtype, shape, offsets = announced["dtype"], announced["shape"], announced["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise DataError(f"{place}: unknown dtype {str(dtype)[:20]!r}")
     if not _counts(shape) or len(shape) > 8:
@@ -238,8 +238,8 @@ class SafetensorsWeights(ForeignWeights):
                     raise DataError(f"{file}: tensor {name[:80]!r} is also in {self.entries[name].file.name}")
                 self.entries[name] = entry
         if index is not None:
-            found = {name: entry.file.name for name, entry in self.entries.items()}
-            wrong = sorted({*index.items()} ^ {*found.items()})
+            in_shards = {name: entry.file.name for name, entry in self.entries.items()}
+            wrong = sorted({*index.items()} ^ {*in_shards.items()})
             if wrong:
                 lines = [f"{name[:120]} ({shard})" for name, shard in wrong]
                 raise DataError(f"{owner.folder}: the index and the shards disagree on {len(wrong)} tensors:", *lines)

@@ -165,8 +165,8 @@ def _class_kind(config: Mapping[str, Any]) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         return ""
-    found = re.search(r"(Model|For[A-Z]\w{0,60})\Z", names[0])
-    return found[1] if found else ""
+    match = re.search(r"(Model|For[A-Z]\w{0,60})\Z", names[0])
+    return match[1] if match else ""
 
 
 def _labels(config: Mapping[str, Any], place: str) -> tuple[str, ...] | None:

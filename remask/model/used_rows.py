@@ -43,8 +43,8 @@ class UsedRows(nn.Module):
         places = self.places_V[ids]
         if torch.is_grad_enabled():
             return F.embedding(places, self.weight)  # refuses -1: an id that was said not to occur
-        found = F.embedding(places.clamp(min=0), self.weight)
-        return torch.where((places < 0)[..., None], F.embedding(ids, self.table_VE), found)
+        vectors = F.embedding(places.clamp(min=0), self.weight)
+        return torch.where((places < 0)[..., None], F.embedding(ids, self.table_VE), vectors)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         destination[f"{prefix}weight"] = self.table_VE.index_copy(0, self.used_U, self.weight.detach())

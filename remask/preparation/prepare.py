@@ -318,7 +318,7 @@ def _make_shards(
         series = f"{portion.shard.source}.{portion.shard.split}"
         number = numbers[series] = numbers.get(series, -1) + 1
         name = f"{series}.{number:05d}"
-        facts = work / "facts" / f"{name}.json"
+        record = work / "facts" / f"{name}.json"
         prepared = work / "prepared"
         settings = run.tokenizer
         tasks.append(
@@ -327,7 +327,7 @@ def _make_shards(
                 name,
                 tokenizer_folder=prepared / "tokenizer",
                 folder=prepared,
-                facts=facts,
+                facts=record,
                 newlines=settings.newlines,
                 fast=fast,
                 chinese_words=settings.chinese_words,
@@ -337,10 +337,10 @@ def _make_shards(
     with progress.stage("tokenise", _megabytes(tasks), "MB") as stage:
         stage.resume_at(_megabytes(tasks) - _megabytes(waiting))
 
-        def on_done(_: int, facts: Mapping[str, Any]) -> None:
-            stage.advance(facts["bytes"] / 1e6)
-            if facts["fell_back"]:
-                progress.warn(f"{facts['name']}: gigatoken gave other ids than tokenizers; encoded without it")
+        def on_done(_: int, record: Mapping[str, Any]) -> None:
+            stage.advance(record["bytes"] / 1e6)
+            if record["fell_back"]:
+                progress.warn(f"{record['name']}: gigatoken gave other ids than tokenizers; encoded without it")
 
         workers = _workers(run) if _megabytes(waiting) > SMALL_MEGABYTES else 1
         run_tasks(make_shard, waiting, workers=workers, engine=run.engine, on_done=on_done)

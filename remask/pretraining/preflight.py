@@ -33,10 +33,10 @@ def preflight(
     run: PretrainRun, out: Path, network: Network, batches: Batches, world: World, progress: Progress
 ) -> dict[str, Any]:
     """Show what the run will be; gives the numbers for run.json."""
-    facts = _facts(run, out, network, batches, world)
+    checks = _facts(run, out, network, batches, world)
     data = batches.describe()
     if world.is_first:
-        for line in lines(facts, run.train):
+        for line in lines(checks, run.train):
             progress.say(f"  {line}")
         if data["cut_sentences"]:
             row = "half a row" if run.data.format in PAIRS else "a row"  # each part of a pair has half of it
@@ -48,9 +48,9 @@ def preflight(
             causal_share=run.objective.causal_share,
             repeat=run.data.masking.repeat,
         )
-        for line in [*warnings(facts, run.train), *about_data]:
+        for line in [*warnings(checks, run.train), *about_data]:
             progress.warn(line)
-    return {**dataclasses.asdict(facts), "data": data}
+    return {**dataclasses.asdict(checks), "data": data}
 
 
 def _facts(run: PretrainRun, out: Path, network: Network, batches: Batches, world: World) -> Facts:

@@ -41,7 +41,7 @@ def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | Non
     for title, points in curves.items():
         if any(points):
             page.heading(title)
-            series = [Series(name, one) for name, one in zip(names, points, strict=True)]
+            series = [Series(name, line) for name, line in zip(names, points, strict=True)]
             caption = f"{title}, nats per masked token, against the step"
             page.figure(line_chart(series, x_name="step", y_name=title), caption)
     page.heading("Last values")
@@ -59,10 +59,10 @@ def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | Non
     return page.html()
 
 
-def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
+def quickstart_report(summary: Mapping[str, Any], run: RunFolder) -> str:
     """The whole way: corpus, curves against the unigram line, fill-mask answers, pretrained against scratch."""
-    evaluation, corpus, task = facts["evaluation"], facts["corpus"], facts.get("task")
-    page = Page("Your encoder", f"{corpus['name']} · {facts['date']} · {facts['machine']}")
+    evaluation, corpus, task = summary["evaluation"], summary["corpus"], summary.get("task")
+    page = Page("Your encoder", f"{corpus['name']} · {summary['date']} · {summary['machine']}")
     tiles = [
         Tile(
             f"{evaluation['loss']:.2f}",
@@ -85,7 +85,7 @@ def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
     page.text("Sentences of the held-out part, one word hidden, and the model's first answers with their probability.")
     rows = [
         [s["text"], s["hidden"], "   ".join(f"{a['token_str'].strip()} {a['score']:.0%}" for a in s["answers"])]
-        for s in facts["samples"]
+        for s in summary["samples"]
     ]
     page.table(["sentence", "hidden word", "answers"], rows)
     if task:
@@ -98,10 +98,10 @@ def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
     )
     page.text(f"Documents dropped: {dropped}.")
     page.heading("How long it took")
-    page.table(["stage", "seconds"], [[name, seconds] for name, seconds in facts["seconds"].items()])
+    page.table(["stage", "seconds"], [[name, seconds] for name, seconds in summary["seconds"].items()])
     page.heading("Where things are")
-    page.playground(facts["model"])
-    page.code("\n".join([f"model   {facts['model']}", f"report  {facts['report']}", "", *facts["next_commands"]]))
+    page.playground(summary["model"])
+    page.code("\n".join([f"model   {summary['model']}", f"report  {summary['report']}", "", *summary["next_commands"]]))
     _other_curves(page, run)
     _setting(page, run)
     return page.html()

@@ -106,11 +106,11 @@ def _differences(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> 
             page.figure(dot_chart(drawn, label=f"differences in {_title(values, metric)}", rule=0.0), caption, folded)
 
 
-def _difference_row(row: Row, said: Mapping[str, Any]) -> DotRow:
-    unseen = said["word"] == "no difference seen"
-    words = f"{said['value']:+.3g} {'none seen' if unseen else said['word']}"
+def _difference_row(row: Row, verdict: Mapping[str, Any]) -> DotRow:
+    unseen = verdict["word"] == "no difference seen"
+    words = f"{verdict['value']:+.3g} {'none seen' if unseen else verdict['word']}"
     name = f"{row['label']} − {row['against']}"
-    return DotRow(name, (), said["value"], said["low"], said["high"], words, is_quiet=unseen)
+    return DotRow(name, (), verdict["value"], verdict["low"], verdict["high"], words, is_quiet=unseen)
 
 
 def _curves(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:

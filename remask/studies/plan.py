@@ -125,10 +125,10 @@ def _multiplied(before: PretrainRun, key: str, factor: float, place: str) -> flo
 
 
 def _at(values: Mapping[str, Any], key: str) -> Any:
-    found: Any = values
+    value: Any = values
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:

@@ -138,11 +138,11 @@ class _Table:
     def add_verdicts(self, rows: Sequence[dict[str, Any]]) -> None:
         """Every row against its reference by every metric; p values are corrected over the rows of the table."""
         for metric in self.metrics:
-            found = {row["label"]: d for row in rows if (d := self._difference(row, metric)) is not None}
-            main = [row["label"] for row in rows if row["label"] in found and not row["note"]]
-            corrected = dict(zip(main, holm([found[label].p for label in main]), strict=True))
+            differences = {row["label"]: d for row in rows if (d := self._difference(row, metric)) is not None}
+            main = [row["label"] for row in rows if row["label"] in differences and not row["note"]]
+            corrected = dict(zip(main, holm([differences[label].p for label in main]), strict=True))
             for row in rows:
-                if (difference := found.get(row["label"])) is not None:
+                if (difference := differences.get(row["label"])) is not None:
                     p = corrected.get(row["label"], difference.p)
                     row["verdicts"][metric] = self._worded(metric, difference, p)
 
@@ -233,12 +233,12 @@ def _findings(study: StudyRun, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for row in rows:
         metric = TITLES.get(row["decide"], row["decide"])
-        said = row["verdicts"].get(row["decide"])
+        verdict = row["verdicts"].get(row["decide"])
         if row["broken"]:
             lines.append(f"{row['label']}: {len(row['broken'])} of {study.seeds} runs are no results")
-        if said is None:
+        if verdict is None:
             continue
         beside = [text for text in (row["beside_paper"], row["beside_expected"]) if text]
-        first = f"{row['label']} against {row['against']}, {metric}: {said['words']}"
+        first = f"{row['label']} against {row['against']}, {metric}: {verdict['words']}"
         lines.append(". ".join([first, *(text[0].upper() + text[1:] for text in beside)]) + ".")
     return lines

@@ -266,10 +266,10 @@ def unchanged(paths: Iterable[Path]) -> Iterator[None]:
 def _stamp(path: Path) -> tuple[int, ...]:
     """The time of the last change of any kind is kept by the system alone: no program can set it back."""
     try:
-        facts = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns if path.is_file() else 0
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns if path.is_file() else 0
 
 
 def require_columns(cells: Cells, columns: Iterable[str]) -> None:

@@ -165,10 +165,10 @@ def _schema(rows: Rows, columns: Sequence[str], source: Path) -> Any:
     known: dict[str, Any] = {}
     if source.suffix.lower() == ".parquet":
         known = {field.name: field for field in pyarrow.parquet.read_schema(source)}
-    found = pyarrow.schema([])
+    schema = pyarrow.schema([])
     fresh = [name for name in columns if name not in known]
     for group in _groups(rows()):
         seen = pyarrow.Table.from_pylist([{name: row.get(name) for name in fresh} for row in group]).schema
-        found = pyarrow.unify_schemas([found, seen], promote_options="permissive")
-    fields = {field.name: field for field in found}
+        schema = pyarrow.unify_schemas([schema, seen], promote_options="permissive")
+    fields = {field.name: field for field in schema}
     return pyarrow.schema([known.get(name) or fields[name] for name in columns])

@@ -41,12 +41,12 @@ _OWN = {
 
 def task_card(values: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     """`values`: results.json; `run`: the dumped FinetuneRun."""
-    facts, seeds = values["data"], values["seeds"]
-    data: dict[str, Any] = {"examples trained on": facts["train"], "examples scored": facts["dev"]}
+    counts, seeds = values["data"], values["seeds"]
+    data: dict[str, Any] = {"examples trained on": counts["train"], "examples scored": counts["dev"]}
     files = {"training file": run.get("train_file"), "dev file": run.get("dev_file"), "folder": run.get("data")}
     data |= {name: Path(path).name for name, path in files.items() if path}
-    data |= {f"left out, {reason}": count for reason, count in facts.get("dropped", {}).items()}
-    data |= {f"class {name}": f"{count:,} examples" for name, count in facts.get("classes", {}).items()}
+    data |= {f"left out, {reason}": count for reason, count in counts.get("dropped", {}).items()}
+    data |= {f"class {name}": f"{count:,} examples" for name, count in counts.get("classes", {}).items()}
     metrics = {}
     for name in shown_names(values["spread"], values["metric"]):
         spread = values["spread"][name]

@@ -98,8 +98,8 @@ class Choices(TaskKind[ChoiceQuestion]):
             if not train or not dev:
                 raise DataError(f"task {task}: no question has two candidates to compare")
         notes += [f"{count:,} {text}" for count, text in zip((untrained, unscored), words, strict=True) if count]
-        facts = {"dropped": {"nothing to rank": untrained + unscored}}
-        return Problem(task, self, (), self.metric, train, dev, tuple(notes), facts)
+        counts = {"dropped": {"nothing to rank": untrained + unscored}}
+        return Problem(task, self, (), self.metric, train, dev, tuple(notes), counts)
 
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings

@@ -36,10 +36,10 @@ class Claim:
 
 def read_claims(path: Path) -> list[Claim]:
     """All lines of a file."""
-    found = [_claim(cells) for cells in read_cells(path)]
-    if not found:
+    claims = [_claim(cells) for cells in read_cells(path)]
+    if not claims:
         raise DataError(f"{path}: no claims")
-    return found
+    return claims
 
 
 def _claim(cells: Cells) -> Claim:

@@ -21,12 +21,12 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact(said: str, gold: str) -> float:
-    return float(normalise(said) == normalise(gold))
+def exact(answer: str, gold: str) -> float:
+    return float(normalise(answer) == normalise(gold))
 
 
-def f1(said: str, gold: str) -> float:
-    words, wanted = normalise(said).split(), normalise(gold).split()
+def f1(answer: str, gold: str) -> float:
+    words, wanted = normalise(answer).split(), normalise(gold).split()
     if not words or not wanted:
         return float(words == wanted)
     common = sum((Counter(words) & Counter(wanted)).values())
@@ -42,13 +42,13 @@ def golds(answers: Sequence[str]) -> list[str]:
 
 
 def score_answers(
-    gold: Sequence[Sequence[str]], said: Sequence[str], null_odds: Sequence[float] | None = None
+    gold: Sequence[Sequence[str]], predictions: Sequence[str], null_odds: Sequence[float] | None = None
 ) -> dict[str, Any]:
     """Means over questions. With `null_odds` (2.0) a text counts as empty where its odds are above 0."""
     wanted = [golds(answers) for answers in gold]
     raw = [
         (max(exact(text, g) for g in goals), max(f1(text, g) for g in goals))
-        for text, goals in zip(said, wanted, strict=True)
+        for text, goals in zip(predictions, wanted, strict=True)
     ]
     if null_odds is None:
         return {"f1": _mean([r[1] for r in raw]), "exact": _mean([r[0] for r in raw])}
@@ -63,7 +63,7 @@ def score_answers(
     for column, name in ((0, "exact"), (1, "f1")):
         values = [r[column] for r in raw]
         result[f"best_{name}"], result[f"best_{name}_threshold"] = best_threshold(
-            values, [bool(text) for text in said], has_answer, null_odds
+            values, [bool(text) for text in predictions], has_answer, null_odds
         )
     return result
 

@@ -21,11 +21,11 @@ Answer = Callable[[Sequence[Example]], Sequence[Mapping[str, Any]]]
 
 def find_tests(spec: Mapping[str, Any], folder: Path) -> dict[str, Path]:
     """Official name of the answers -> the test file, for those that are there."""
-    found = {}
+    files = {}
     for name, places in spec.get("tests", {}).items():
         if path := next((folder / place for place in places if (folder / place).is_file()), None):
-            found[name] = path
-    return found
+            files[name] = path
+    return files
 
 
 def read_test_file(name: str, spec: Mapping[str, Any], path: Path) -> tuple[list[str], list[Example]]:
@@ -54,8 +54,8 @@ def write_answers(name: str, spec: Mapping[str, Any], test: Path, out: Path, ans
     """Answer a test file into `out`; gives the number of rows."""
     indices, examples = read_test_file(name, spec, test)
     lines = ["index\tprediction"]
-    for index, said in zip(indices, answer(examples), strict=True):
-        value = said["prediction"]
+    for index, label in zip(indices, answer(examples), strict=True):
+        value = label["prediction"]
         if spec["kind"] == "regress":
             low, high = spec["range"]
             value = f"{min(high, max(low, value)):.3f}"

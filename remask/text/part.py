@@ -90,18 +90,18 @@ def band_shape(settings: DedupSettings) -> tuple[int, int]:
 
 def make_part(task: PartTask) -> dict[str, Any]:
     """Run a task unless an earlier attempt did; the facts say what came of it."""
-    if (facts := artifacts.finished(task.folder / FACTS)) is not None:
-        return facts
+    if (counts := artifacts.finished(task.folder / FACTS)) is not None:
+        return counts
     aside = task.folder.with_name(f".{task.folder.name}.partial")
     with output_errors(task.folder):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    facts = _fill(task, aside)
-    artifacts.finish(aside / FACTS, facts)  # the folder is renamed as a whole, so no checksums are needed
+    counts = _fill(task, aside)
+    artifacts.finish(aside / FACTS, counts)  # the folder is renamed as a whole, so no checksums are needed
     with output_errors(task.folder):
         shutil.rmtree(task.folder, ignore_errors=True)
         aside.rename(task.folder)
-    return facts
+    return counts
 
 
 def _fill(task: PartTask, aside: Path) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def _cleaned(
     if reason := reason_to_drop(text, settings.cleaning):
         return Drop(reason, record.place)
     keep = settings.language.keep if source.languages is None else source.languages
-    if keep and (found := wrong_language(text, keep, settings.language)):
-        return Drop("language", record.place, found)
+    if keep and (language := wrong_language(text, keep, settings.language)):
+        return Drop("language", record.place, language)
     return Document(text, record.place, source.name)
 
 

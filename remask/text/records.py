@@ -142,8 +142,8 @@ def cut_point(data: bytes, limit: int) -> int:
     """Where to cut bytes that go on beyond `limit`: after a newline or space near it, else between characters."""
     near = limit - limit // 8
     for mark in (b"\n", b" "):
-        if (found := data.rfind(mark, near, limit)) >= 0:
-            return found + 1
+        if (place := data.rfind(mark, near, limit)) >= 0:
+            return place + 1
     end = limit
     while end > limit - 3 and data[end] & 0xC0 == 0x80:
         end -= 1

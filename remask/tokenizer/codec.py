@@ -141,12 +141,12 @@ class Tokenizer:
         byte_level = self.kind == "byte-bpe" or (
             (self._description.get("decoder") or {}).get("type") == "ByteLevel" and _is_byte_level(self.tokens)
         )
-        found = [_token_bytes(name, byte_level, self.kind) for name in self.tokens]
+        token_bytes = [_token_bytes(name, byte_level, self.kind) for name in self.tokens]
         for number, token in self._added.items():
-            found[number] = token.content.encode()
+            token_bytes[number] = token.content.encode()
         for number in self.special_ids:
-            found[number] = b""
-        return found
+            token_bytes[number] = b""
+        return token_bytes
 
     @cached_property
     def token_lengths(self) -> np.ndarray:
@@ -167,8 +167,8 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of everything that decides an id."""
-        facts = {"tokenizer": self.description, "specials": dict(self.special_names)}
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        identity = {"tokenizer": self.description, "specials": dict(self.special_names)}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
         """The files that this project and transformers read."""
@@ -256,13 +256,13 @@ def _named_specials(folder: Path) -> dict[str, str]:
 
 
 def _find_specials(ids: Mapping[str, int], named: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for role, candidates in SPECIAL_NAMES.items():
         known = [name for name in (named.get(role), *candidates) if name is not None and name in ids]
         if not known:
             raise DataError(f"the vocabulary has no {role} token (one of {', '.join(candidates)})")
-        found[role] = known[0]
-    return found
+        names[role] = known[0]
+    return names
 
 
 def _clean(description: Mapping[str, Any]) -> dict[str, Any]:

@@ -62,17 +62,17 @@ def panics() -> Iterator[None]:
 
 def patterns(description: Mapping[str, Any]) -> list[str]:
     """The regular expressions that a text goes through."""
-    found: list[str] = []
+    patterns: list[str] = []
     waiting: list[Any] = [description.get("normalizer"), description.get("pre_tokenizer")]
     while waiting:
         value = waiting.pop()
         if isinstance(value, Mapping):
             if isinstance(value.get("Regex"), str):
-                found.append(value["Regex"])
+                patterns.append(value["Regex"])
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
-    return found
+    return patterns
 
 
 def is_slow(description: Mapping[str, Any]) -> bool:

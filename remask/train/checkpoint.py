@@ -47,8 +47,8 @@ Files = Mapping[str, bytes | Path]
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file, written tensor by tensor: no second copy of the model in memory, and a full disk shows as
     the OSError that it is."""
-    facts = {name: (_TYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
-    with tensor_file(path, facts) as write:
+    shapes = {name: (_TYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    with tensor_file(path, shapes) as write:
         for _, tensor in sorted(tensors.items()):
             write(tensor)
 

@@ -80,12 +80,14 @@ class SeveralTasks:
         return {"tasks.json": json.dumps({"heads": heads}, indent=1).encode()}
 
     def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
-        found = {name: part.score(network.of(name), check) for name, part in self.parts.items()}
-        mean = sum(result["score"] for result in found.values()) / len(found)
+        scores = {name: part.score(network.of(name), check) for name, part in self.parts.items()}
+        mean = sum(result["score"] for result in scores.values()) / len(scores)
         return {
-            "metrics": {f"{task}.{name}": v for task, result in found.items() for name, v in result["metrics"].items()},
+            "metrics": {
+                f"{task}.{name}": v for task, result in scores.items() for name, v in result["metrics"].items()
+            },
             "score": mean,
-            "tasks": found,
+            "tasks": scores,
         }
 
     def keep(self, folder: Path, network: Any) -> None:
@@ -97,7 +99,7 @@ class SeveralTasks:
         artifacts.publish(folder, STAGE, fill, inputs={"init": self.start.fingerprint}, replace=True)
 
     def words(self, result: Mapping[str, Any]) -> str:
-        each = ", ".join(f"{name} {one['score']:.4f}" for name, one in result["tasks"].items())
+        each = ", ".join(f"{name} {score['score']:.4f}" for name, score in result["tasks"].items())
         return f"{each}; mean {result['score']:.4f}"
 
     def summary(self, results: Results) -> dict[str, Any]:
@@ -111,7 +113,7 @@ class SeveralTasks:
             tasks[name] = summarise(part, runs)
         mean = metrics.spread([r["score"] for r in results])
         return {
-            "metrics": {f"{task}.{name}": v for task, one in tasks.items() for name, v in one["metrics"].items()},
+            "metrics": {f"{task}.{name}": v for task, result in tasks.items() for name, v in result["metrics"].items()},
             "score": mean["median"],
             "mean": mean,
             "tasks": tasks,
@@ -130,7 +132,7 @@ class SeveralTasks:
         model.load_state_dict(load_file(best.path(WEIGHTS)))
         for name, part in self.parts.items():
             publish_model(out / "tasks" / name, model.of(name), self.run, self.start, part)
-        tasks = {name: {**one, "model": str(out / "tasks" / name)} for name, one in values["tasks"].items()}
+        tasks = {name: {**result, "model": str(out / "tasks" / name)} for name, result in values["tasks"].items()}
         values = {**values, "tasks": tasks, "model": str(out / "tasks")}
         artifacts.write_bytes(out / "report.html", tasks_report(values).encode())
         return values
@@ -187,17 +189,17 @@ def render(values: Mapping[str, Any]) -> str:
     width = max(12, *(len(name) for name in values["tasks"]))
     header = f"{'task':{width}}  {'metric':12}  {'together':26}" + (f"  {'alone':26}  difference" if alone else "")
     lines = [header]
-    for name, one in values["tasks"].items():
-        metric = one["metric"]
-        line = f"{name:{width}}  {metric:12}  {_shown(one['spread'][metric], several):26}"
+    for name, result in values["tasks"].items():
+        metric = result["metric"]
+        line = f"{name:{width}}  {metric:12}  {_shown(result['spread'][metric], several):26}"
         if alone:
             other = alone[name]["spread"][metric]
-            difference = one["spread"][metric]["median"] - other["median"]
+            difference = result["spread"][metric]["median"] - other["median"]
             line += f"  {_shown(other, several):26}  {difference:+.4f}"
         lines.append(line.rstrip())
     lines.append(f"{'mean':{width}}  {'':12}  {_shown(values['mean'], several)}".rstrip())
-    lines += [f"  note: {name}: {note}" for name, one in values["tasks"].items() for note in one["notes"]]
-    return "\n".join([*lines, *(f"model: {one['model']}" for one in values["tasks"].values())])
+    lines += [f"  note: {name}: {note}" for name, result in values["tasks"].items() for note in result["notes"]]
+    return "\n".join([*lines, *(f"model: {result['model']}" for result in values["tasks"].values())])
 
 
 def _shown(spread: Mapping[str, Any], several: bool) -> str:
