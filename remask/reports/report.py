@@ -207,7 +207,7 @@ def _task(page: Page, task: Mapping[str, Any]) -> None:
     page.text(f"The task: {task['question']} {task['description']}")
     bars = [
         Bar(label, task[key]["median"], min(task[key]["seeds"]), max(task[key]["seeds"]), task[key]["seeds"])
-        for key, label in (("pretrained", "pretrained"), ("scratch", "from scratch"))
+        for key, label in task["starts"].items()
     ]
     bars.append(Bar("largest class", task["majority"], task["majority"], task["majority"]))
     page.figure(
@@ -217,7 +217,7 @@ def _task(page: Page, task: Mapping[str, Any]) -> None:
     )
     page.table(
         ["start", "median", "lowest", "highest", "seeds"],
-        [[bar.name, bar.value, bar.low, bar.high, len(bar.samples)] for bar in bars[:2]],
+        [[bar.name, bar.value, bar.low, bar.high, len(bar.samples)] for bar in bars[:-1]],
     )
 
 

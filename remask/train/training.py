@@ -131,7 +131,9 @@ class Training:
         self.batches = job.batches.with_steps(self.num_steps)
         if newest is None:
             self.cursor = self.batches.first_cursor()
-            if self._save_every:
+            if self.num_steps == 0:
+                self._evaluate()
+            if self._save_every or self.num_steps == 0:
                 self.save()
             return
         self._say(f"  going on after step {self.step:,} of {self.num_steps:,} ({newest.folder.name})")
