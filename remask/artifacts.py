@@ -32,6 +32,7 @@ from remask.errors import (
     RemaskError,
     UnavailableError,
 )
+from remask.schema import Json, Values
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
@@ -47,7 +48,7 @@ class Artifact:
     """A published folder whose manifest was read and whose files have the sizes it says."""
 
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: Values
 
     @property
     def fingerprint(self) -> str:
@@ -55,7 +56,7 @@ class Artifact:
         return self.manifest["fingerprint"]
 
     @property
-    def counts(self) -> Mapping[str, Any]:
+    def counts(self) -> Values:
         return self.manifest["counts"]
 
     def path(self, name: str) -> Path:
@@ -70,7 +71,7 @@ class Artifact:
 def publish(
     folder: Path,
     stage: str,
-    fill: Callable[[Path], Mapping[str, Any] | None],
+    fill: Callable[[Path], Values | None],
     *,
     config: Any = None,
     inputs: Mapping[str, str] | None = None,
@@ -143,7 +144,7 @@ def publish_filled(
     folder: Path,
     stage: str,
     *,
-    counts: Mapping[str, Any],
+    counts: Values,
     config: Any = None,
     inputs: Mapping[str, str] | None = None,
 ) -> Artifact:
@@ -154,7 +155,7 @@ def publish_filled(
         for path in sorted(p for p in aside.rglob("*") if p.is_file()):
             sync_file(path)
             files[path.relative_to(aside).as_posix()] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-        manifest: dict[str, Any] = {
+        manifest: Json = {
             "stage": stage,
             "version": MANIFEST_VERSION,
             "config": config,
@@ -212,7 +213,7 @@ def _renameat2(first: Path, second: Path, flags: int) -> int:
     return ctypes.get_errno() if failed else 0
 
 
-def _fingerprint(manifest: Mapping[str, Any]) -> str:
+def _fingerprint(manifest: Values) -> str:
     text = json.dumps({k: v for k, v in manifest.items() if k != "fingerprint"}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -441,7 +442,7 @@ class Work:
 
     folder: Path
     out: Path
-    result: dict[str, Any] | None = None
+    result: Json | None = None
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -457,7 +458,7 @@ class Work:
         """A piece that need not be done again."""
         write_bytes(self.piece(number), data)
 
-    def finish(self, whole: Path, result: Mapping[str, Any], beside: Mapping[Path, Path] | None = None) -> None:
+    def finish(self, whole: Path, result: Values, beside: Mapping[Path, Path] | None = None) -> None:
         """The finished file under its name, and `beside` it others that belong to it, which come first. Their own old
         ones are replaced; the file itself is new."""
         with output_errors(self.out):
@@ -474,7 +475,7 @@ _KEY, _RESULT = "key.json", "result.json"
 
 
 @contextlib.contextmanager
-def work_on(out: Path, key: Mapping[str, Any]) -> Iterator[Work]:
+def work_on(out: Path, key: Values) -> Iterator[Work]:
     """Work on a new file that goes on after a stop, by one process at a time.
 
     Pieces are kept in `.NAME.work` beside it, under `key`: what makes two commands the same one. The same command finds
@@ -493,7 +494,7 @@ def work_on(out: Path, key: Mapping[str, Any]) -> Iterator[Work]:
                 shutil.rmtree(folder, ignore_errors=True)  # done, or nothing to lose
 
 
-def _begin(work: Work, key: Mapping[str, Any]) -> None:
+def _begin(work: Work, key: Values) -> None:
     kept = work.path(_KEY)
     known = json.loads(kept.read_bytes()) if kept.is_file() else None
     changed = differences(known, key) if known is not None else []

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from remask import artifacts
 from remask.config import Config, fingerprint, setting, switch
 from remask.errors import DataError, MissingInputError
 from remask.progress import Progress
+from remask.schema import Json, Values
 
 if TYPE_CHECKING:
     from remask.data.tokens import Tokens
@@ -97,7 +98,7 @@ class StartSettings(Config):
         8.0, "learned positions without a window: logit of the nearest token", effect="math", samples=[4.0], gt=0
     )
 
-    def counting(self) -> dict[str, Any]:
+    def counting(self) -> Json:
         """What the vectors follow from."""
         names = ("weights", "smoothing", "shift", "least_count", "most_tokens", "iterations")
         return {name: getattr(self, name) for name in names}
@@ -255,7 +256,7 @@ def counted_vectors(
 
 def _training_files(tokens: Tokens) -> dict[str, str]:
     """Checksums of what is counted. Held-out shards are no part of it."""
-    manifest: Mapping[str, Any] = artifacts.open_artifact(tokens.folder, "prepared").manifest["files"]
+    manifest: Values = artifacts.open_artifact(tokens.folder, "prepared").manifest["files"]
     names = [shard.name for source in tokens.sources.values() for shard in source.shards]
     return {
         f"{name}.{suffix}": manifest[f"{name}.{suffix}"]["sha256"] for name in names for suffix in ("tokens", "offsets")
@@ -295,7 +296,7 @@ def _count(
     return vectors_VC, is_counted_V
 
 
-def _fill(aside: Path, vectors_VC: np.ndarray, is_counted_V: np.ndarray) -> dict[str, Any]:
+def _fill(aside: Path, vectors_VC: np.ndarray, is_counted_V: np.ndarray) -> Json:
     np.save(aside / "vectors.npy", vectors_VC)
     np.save(aside / "is_counted.npy", is_counted_V)
     return {"tokens_counted": int(is_counted_V.sum()), "columns": vectors_VC.shape[1]}

@@ -19,6 +19,7 @@ import numpy as np
 from remask import signals
 from remask.config import fingerprint
 from remask.errors import DataError
+from remask.schema import Json
 from remask.tables import read_cells
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _hide(sentence: str, seed: int) -> Hidden:
     return Hidden(sentence[: match.start()], match.group(), sentence[match.end() :])
 
 
-def answers(model: Model, sentences: Sequence[Hidden], top: int = 5) -> list[list[dict[str, Any]]]:
+def answers(model: Model, sentences: Sequence[Hidden], top: int = 5) -> list[list[Json]]:
     """The model's first words for each hidden one, with their probability."""
     if not sentences:
         return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +18,7 @@ from remask.config import Config, build_run, find_base, setting
 from remask.errors import ConfigError, MissingInputError, UnavailableError
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.progress import duration
+from remask.schema import Json
 
 if TYPE_CHECKING:
     from remask.model.network import Network
@@ -68,7 +69,7 @@ def _is_own_file(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml") and path.is_file() and bool(re.search(rb"(?m)^what:", path.read_bytes()))
 
 
-def main(run: DescribeRun) -> dict[str, Any]:
+def main(run: DescribeRun) -> Json:
     """Everything known about it."""
     from remask.model import cost
 
@@ -81,7 +82,7 @@ def main(run: DescribeRun) -> dict[str, Any]:
     # What is trained has a masked-LM head, whatever the model has.
     training = heads.model_copy(update={"masked_lm": True})
     flops = cost.flops_per_token(settings, training, length)
-    description: dict[str, Any] = {
+    description: Json = {
         "what": run.what,
         "note": note,
         "parameters": total,
@@ -157,7 +158,7 @@ def _network(settings: ModelSettings, heads: HeadSettings, device: str) -> Netwo
         raise UnavailableError(f"device = {device}: {str(error).splitlines()[0][:160]}") from error
 
 
-def _probe(network: Network, run: DescribeRun, length: int, flops: float) -> dict[str, Any]:
+def _probe(network: Network, run: DescribeRun, length: int, flops: float) -> Json:
     """Forward and backward on full rows, again and again; the median counts. The optimizer's step is not in it: its
     share falls with the batch."""
     import torch
@@ -187,7 +188,7 @@ def _probe(network: Network, run: DescribeRun, length: int, flops: float) -> dic
     }
 
 
-def _text(description: dict[str, Any]) -> str:
+def _text(description: Json) -> str:
     lines = [f"{description['what']}: {description['parameters']:,} parameters"]
     lines += [f"  {part:<32}{count:>15,}" for part, count in description["parts"].items()]
     forward, training = description["flops_per_token"]["forward"], description["flops_per_token"]["training"]

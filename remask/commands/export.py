@@ -10,6 +10,7 @@ import click
 from remask import api
 from remask.commands import Common, common_options, run_file
 from remask.exports.settings import ExportRun
+from remask.schema import Json
 
 
 @click.command()
@@ -51,7 +52,7 @@ def command(common: Common, words: str, out: Path, keep: tuple[str, ...], **opti
     common.result(result, render(result, out))
 
 
-def render(result: dict[str, Any], out: Path) -> str:
+def render(result: Json, out: Path) -> str:
     """The result for a person."""
     if result["format"] not in ("onnx", "int8"):
         return f"{out}: {result['class'] or 'remask layout'}, {result['parameters']:,} parameters"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from remask import artifacts
 from remask.data.tokens import ShardWriter
+from remask.schema import Json
 from remask.tokenizer import Tokenizer, load_tokenizer
 from remask.tokenizer.bulk import BlockEncoder, Blocks, ChineseWords, Newlines, agrees, pieces_of
 
@@ -36,7 +36,7 @@ class ShardTask:
     chinese_words: ChineseWords = "characters"
 
 
-def make_shard(task: ShardTask) -> dict[str, Any]:
+def make_shard(task: ShardTask) -> Json:
     """Writes the shard, then its facts, which make it count. For run_tasks."""
     encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, task.fast, task.chinese_words), False
     vocab_size = encoder.tokenizer.vocab_size
@@ -61,7 +61,7 @@ def is_made(task: ShardTask) -> bool:
     return artifacts.finished(task.facts) is not None
 
 
-def read_facts(task: ShardTask) -> dict[str, Any]:
+def read_facts(task: ShardTask) -> Json:
     """The line of a shard that was just made, or found made, in the manifest."""
     counts = artifacts.finished(task.facts, verify=False)
     assert counts is not None

@@ -19,6 +19,7 @@ import numpy as np
 from remask import artifacts
 from remask.config import fingerprint
 from remask.errors import DataError
+from remask.schema import Json
 
 STAGE = "prepared"
 SPLITS = ("train", "heldout")
@@ -86,7 +87,7 @@ class ShardWriter:
         self._ids, self._words, self._offsets, self._starts = [], [words[whole:]], [], []
         self._held = 0
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> Json:
         """The shard's line of the manifest."""
         self._flush(last=True)
         with artifacts.output_errors(self._folder):
@@ -210,7 +211,7 @@ class Tokens:
     split: str
     sources: dict[str, SourceTokens]
     fingerprint: str
-    counts: dict[str, Any]
+    counts: Json
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -276,7 +277,7 @@ def _first(source: SourceTokens, max_tokens: int) -> SourceTokens:
     return SourceTokens(source.name, shards)
 
 
-def _open_shard(artifact: artifacts.Artifact, counts: dict[str, Any], token_base: int, document_base: int) -> Shard:
+def _open_shard(artifact: artifacts.Artifact, counts: Json, token_base: int, document_base: int) -> Shard:
     name, tokens = counts["name"], counts["tokens"]
     paths = {suffix: artifact.path(f"{name}.{suffix}") for suffix in _SUFFIXES}
     size = paths["tokens"].stat().st_size

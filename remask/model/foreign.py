@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask.errors import DataError, MissingInputError
+from remask.schema import Json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +97,7 @@ class ForeignFolder:
         path = self.folder / name
         return ForeignFolder(path) if path.is_dir() and not path.is_symlink() else None
 
-    def json(self, name: str) -> dict[str, Any]:
+    def json(self, name: str) -> Json:
         """A JSON object, bounded in size; a key given twice is refused, since readers would disagree on it."""
         path = self.path(name)
         with path.open("rb") as file:
@@ -137,10 +138,10 @@ def _plain_name(name: Any, ending: str) -> bool:
     return isinstance(name, str) and bool(_SHARD.match(name)) and name.endswith(ending) and not name.startswith(".")
 
 
-def parse_object(data: bytes, place: str) -> dict[str, Any]:
+def parse_object(data: bytes, place: str) -> Json:
     """Bytes -> a JSON object; whatever goes wrong is one DataError."""
 
-    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def without_repeats(pairs: list[tuple[str, Any]]) -> Json:
         values = dict(pairs)
         if len(values) != len(pairs):
             raise ValueError("a key is given twice")

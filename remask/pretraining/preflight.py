@@ -10,7 +10,7 @@ import dataclasses
 import math
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -20,6 +20,7 @@ from remask.model import cost
 from remask.precision import choose_device, choose_precision, products_per_second
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress, counted
+from remask.schema import Json
 from remask.train.budget import planned_steps
 from remask.train.distributed import World
 from remask.train.narrow import masters
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 def preflight(
     run: PretrainRun, out: Path, network: Network, batches: Batches, world: World, progress: Progress
-) -> dict[str, Any]:
+) -> Json:
     """Show what the run will be; gives the numbers for run.json."""
     checks = _facts(run, out, network, batches, world)
     data = batches.describe()

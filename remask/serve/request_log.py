@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from remask.errors import OutputError
+from remask.schema import Json
 
 KEY = "remask.log"  # of the ASGI scope: what the app adds to a request's line
 _SOUND_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
@@ -65,14 +66,14 @@ class RequestLog:
             line["ms"] = round((time.perf_counter() - began) * 1000, 1)
             self._write(line)
 
-    def _line(self, scope: Any) -> dict[str, Any]:
+    def _line(self, scope: Any) -> Json:
         """What is known at once. A client's own id is kept where it is a plain word. Status 499: nobody waited."""
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         name = given.decode() if _SOUND_ID.match(given) else uuid.uuid4().hex[:16]
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return {"time": now, "id": name, "method": scope["method"], "path": scope["path"][:200], "status": 499}
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: Json) -> None:
         if self._is_off:
             return
         try:

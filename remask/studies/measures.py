@@ -19,7 +19,7 @@ import numpy as np
 from remask import signals
 from remask.evaluation.zero_shot import Judge, blimp, blimp_folder
 from remask.progress import Progress
-from remask.schema import IGNORE, Batch
+from remask.schema import IGNORE, Batch, Json
 from remask.tasks import metrics
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Measured:
     """Numbers by metric and example, and what a page shows besides."""
 
     examples: dict[str, Array]
-    shown: dict[str, Any] = field(default_factory=dict)
+    shown: Json = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 

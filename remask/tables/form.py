@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BeforeValidator, field_validator
 
 from remask.config import Config, setting
+from remask.schema import Json
 from remask.streams import UTF8
 
 TABLE_KINDS = {
@@ -82,7 +83,7 @@ class OtherForm(Config):
 class Record:
     """One row. Bytes that are no text stand in its values as lone surrogates, and `undecodable` says so."""
 
-    values: dict[str, Any]
+    values: Json
     number: int  # its first line, or its row in a file without lines; from 1
     offset: int = 0  # its first byte, in what the file unpacks to
     undecodable: str = ""

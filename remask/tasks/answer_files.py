@@ -12,7 +12,7 @@ import csv
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,7 @@ from typing import IO, Any
 import orjson
 
 from remask.errors import DataError, UsageError
+from remask.schema import Json, Values
 from remask.tables import table_kind
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -27,7 +28,7 @@ COMPRESSED = (".gz", ".zst")
 _GROUP = 8192  # rows of a Parquet row group
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
-Row = Mapping[str, Any]
+Row = Values
 Rows = Callable[[], Iterable[Row]]  # may be read more than once
 
 
@@ -151,7 +152,7 @@ def _write_parquet(target: Path, rows: Rows, columns: Sequence[str], source: Pat
         raise DataError(f"{wrong}: write .jsonl instead of .parquet") from error
 
 
-def _groups(rows: Iterable[Row]) -> Iterator[list[dict[str, Any]]]:
+def _groups(rows: Iterable[Row]) -> Iterator[list[Json]]:
     several = iter(rows)
     while group := [dict(row) for row in islice(several, _GROUP)]:
         yield group
@@ -162,7 +163,7 @@ def _schema(rows: Rows, columns: Sequence[str], source: Path) -> Any:
     import pyarrow
     import pyarrow.parquet
 
-    known: dict[str, Any] = {}
+    known: Json = {}
     if source.suffix.lower() == ".parquet":
         known = {field.name: field for field in pyarrow.parquet.read_schema(source)}
     schema = pyarrow.schema([])

@@ -8,10 +8,10 @@ an entity, as in conlleval. Not here: files and tokens (conll.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
+from remask.schema import Json
 from remask.tasks import metrics
 
 _AS_BIOES = {"S": "S", "U": "S", "E": "E", "L": "E", "B": "B", "I": "I", "M": "I"}
@@ -69,7 +69,7 @@ def entities(tags: Sequence[str], *, single_ends: bool = False) -> list[tuple[st
     return spans
 
 
-def score_entities(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Any]:
+def score_entities(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Json:
     """`metrics` (precision, recall, f1 over all entities; accuracy over words), and the tables by type and by tag."""
     types: dict[str, list[int]] = {}
     for true_tags, said_tags in zip(truth, predicted, strict=True):

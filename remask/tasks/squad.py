@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from remask.errors import DataError, MissingInputError
+from remask.schema import Values
 from remask.streams import split_name
 from remask.tables import TABLE_KINDS, TableForm, read_cells, require_columns
 
@@ -121,7 +122,7 @@ def _text(value: Any, key: str, place: str) -> str:
     return value[key]
 
 
-def _offset(answer: Mapping[str, Any], place: str) -> int:
+def _offset(answer: Values, place: str) -> int:
     start = answer.get("answer_start")
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
         raise DataError(f"{place}: answer_start = {start!r} is no place in the passage")

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from remask.artifacts import Artifact, output_errors
 from remask.documents import one_line
 from remask.errors import DataError
 from remask.progress import Progress
+from remask.schema import Json, Values
 from remask.text.choose import PASSAGE, REASONS, PlacedPart
 from remask.text.part import MAX_SAMPLES
 from remask.text.records import LACKING_COLUMN
@@ -28,7 +28,7 @@ DROPS = "drops.jsonl"
 _SHOWN = 5  # files that a warning names
 
 
-def check_columns(settings: TextSettings, counts: Sequence[Mapping[str, Any]]) -> None:
+def check_columns(settings: TextSettings, counts: Sequence[Values]) -> None:
     """A source most of whose rows lack the column asked for is a mistake in the settings, unless they say otherwise."""
     for index, source in enumerate(settings.sources):
         mine = [fact for fact in counts if fact["source"] == index]
@@ -46,7 +46,7 @@ def check_columns(settings: TextSettings, counts: Sequence[Mapping[str, Any]]) -
             )
 
 
-def warn_of_files(counts: Sequence[Mapping[str, Any]], progress: Progress) -> None:
+def warn_of_files(counts: Sequence[Values], progress: Progress) -> None:
     """Whole files that gave no text, or stopped giving it, must not be found out after the training."""
     files: dict[str, dict[str, tuple[int, str]]] = {}
     for sample in (sample for fact in counts for sample in fact["samples"] if sample.get("is_file")):
@@ -65,10 +65,10 @@ def warn_of_files(counts: Sequence[Mapping[str, Any]], progress: Progress) -> No
 
 
 def count_all(
-    settings: TextSettings, of_parts: Sequence[Mapping[str, Any]], parts: Sequence[PlacedPart], fates: np.ndarray
-) -> dict[str, Any]:
+    settings: TextSettings, of_parts: Sequence[Values], parts: Sequence[PlacedPart], fates: np.ndarray
+) -> Json:
     """Counts of every source and of all. A document of which a passage is held out is read and kept as two."""
-    sources: dict[str, dict[str, Any]] = {}
+    sources: dict[str, Json] = {}
     for index, source in enumerate(settings.sources):
         read, unread, dropped, changed = 0, 0, Counter[str](), Counter[str]()
         for fact, part in zip(of_parts, parts, strict=True):
@@ -127,7 +127,7 @@ def say_counts(artifact: Artifact, progress: Progress) -> None:
 
 def write_drops(
     settings: TextSettings,
-    of_parts: Sequence[Mapping[str, Any]],
+    of_parts: Sequence[Values],
     parts: Sequence[PlacedPart],
     fates: np.ndarray,
     folder: Path,
@@ -143,13 +143,13 @@ def write_drops(
                 file.write(one_line(json.dumps({"source": name, **sample}, ensure_ascii=False)) + "\n")
 
 
-def _read_drops(of_parts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _read_drops(of_parts: Sequence[Values]) -> Iterator[tuple[int, Json]]:
     for fact in of_parts:
         for sample in fact["samples"]:
             yield fact["source"], sample
 
 
-def _chosen_against(parts: Sequence[PlacedPart], fates: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+def _chosen_against(parts: Sequence[PlacedPart], fates: np.ndarray) -> Iterator[tuple[int, Json]]:
     """By reason first, so that the order does not depend on how the files were divided."""
     for fate, reason in REASONS.items():
         for part in parts:

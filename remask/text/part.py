@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import rensa
@@ -26,6 +25,7 @@ import rensa
 from remask import artifacts, signals
 from remask.artifacts import output_errors
 from remask.documents import DocumentWriter
+from remask.schema import Json
 from remask.text import stories
 from remask.text.clean import normalise, reason_not_to_clean, reason_to_drop, wrong_language
 from remask.text.records import TOO_SLOW, Document, Drop, Portion, Reading, Steps
@@ -65,7 +65,7 @@ class Tally:
     unread: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[Json] = field(default_factory=list)
 
     def drop(self, drop: Drop) -> None:
         self.dropped[drop.reason] += 1
@@ -88,7 +88,7 @@ def band_shape(settings: DedupSettings) -> tuple[int, int]:
     return settings.num_hashes // rows, rows
 
 
-def make_part(task: PartTask) -> dict[str, Any]:
+def make_part(task: PartTask) -> Json:
     """Run a task unless an earlier attempt did; the facts say what came of it."""
     if (counts := artifacts.finished(task.folder / FACTS)) is not None:
         return counts
@@ -104,7 +104,7 @@ def make_part(task: PartTask) -> dict[str, Any]:
     return counts
 
 
-def _fill(task: PartTask, aside: Path) -> dict[str, Any]:
+def _fill(task: PartTask, aside: Path) -> Json:
     tally = Tally()
     with DocumentWriter(aside, NAME) as writer, ExitStack() as files:
         marks = _Marks(aside, files, task.settings.dedup, task.seed)

@@ -27,6 +27,7 @@ import tokenizers
 
 from remask import signals
 from remask.errors import DataError, UnavailableError
+from remask.schema import Values
 from remask.workers import die_with_parent
 
 SECONDS_FOR_ANY = 2.0  # below serve's stall_s, so that the engine lives to say what happened
@@ -60,7 +61,7 @@ def panics() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- judging
 
 
-def patterns(description: Mapping[str, Any]) -> list[str]:
+def patterns(description: Values) -> list[str]:
     """The regular expressions that a text goes through."""
     patterns: list[str] = []
     waiting: list[Any] = [description.get("normalizer"), description.get("pre_tokenizer")]
@@ -75,13 +76,13 @@ def patterns(description: Mapping[str, Any]) -> list[str]:
     return patterns
 
 
-def is_slow(description: Mapping[str, Any]) -> bool:
+def is_slow(description: Values) -> bool:
     """Whether the time of a long text may grow faster than its length."""
     model = description.get("model") or {}
     return bool(patterns(description)) or (model.get("max_input_chars_per_word") or 0) > _MAX_WORD
 
 
-def explosive(description: Mapping[str, Any]) -> list[str]:
+def explosive(description: Values) -> list[str]:
     """The patterns with a repeat inside a repeat, or that cannot be judged: a short text can be enough for them."""
     return [pattern for pattern in patterns(description) if _can_explode(pattern)]
 

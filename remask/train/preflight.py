@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from remask.progress import duration
+from remask.schema import Values
 from remask.train.optim import warmup_steps
 from remask.train.settings import TrainSettings
 
@@ -188,7 +188,7 @@ def warnings(checks: Facts, settings: TrainSettings) -> list[str]:
 
 
 def data_warnings(
-    data: Mapping[str, Any], *, sentence_loss: str = "none", causal_share: float = 0.0, repeat: str = "dynamic"
+    data: Values, *, sentence_loss: str = "none", causal_share: float = 0.0, repeat: str = "dynamic"
 ) -> list[str]:
     """What the counts of the rows (`Batches.describe`) say against the settings."""
     warned = []

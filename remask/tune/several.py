@@ -18,6 +18,7 @@ from remask import artifacts
 from remask.config import dump
 from remask.progress import Progress
 from remask.reports.task_report import tasks_report
+from remask.schema import Json, Values
 from remask.tasks import metrics
 from remask.tune.part import Part, Start, fresh_network, let_learn, open_part, open_start, publish_model
 from remask.tune.seed import Report
@@ -39,7 +40,7 @@ class SeveralTasks:
     parts: Mapping[str, Part]
 
     @property
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Values:
         return {
             "run": dump(self.run) | {"seeds": None, "seed": None, "single": None},
             "init": self.start.fingerprint,
@@ -79,7 +80,7 @@ class SeveralTasks:
         heads = {name: dump(network.of(name).head_settings) for name in self.parts}
         return {"tasks.json": json.dumps({"heads": heads}, indent=1).encode()}
 
-    def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
+    def score(self, network: Any, check: Callable[[], None]) -> Json:
         scores = {name: part.score(network.of(name), check) for name, part in self.parts.items()}
         mean = sum(result["score"] for result in scores.values()) / len(scores)
         return {
@@ -98,11 +99,11 @@ class SeveralTasks:
 
         artifacts.publish(folder, STAGE, fill, inputs={"init": self.start.fingerprint}, replace=True)
 
-    def words(self, result: Mapping[str, Any]) -> str:
+    def words(self, result: Values) -> str:
         each = ", ".join(f"{name} {score['score']:.4f}" for name, score in result["tasks"].items())
         return f"{each}; mean {result['score']:.4f}"
 
-    def summary(self, results: Results) -> dict[str, Any]:
+    def summary(self, results: Results) -> Json:
         """As for one task, under `tasks` for each; `metrics` has all of them as NAME.METRIC."""
         tasks = {}
         for name, part in self.parts.items():
@@ -122,7 +123,7 @@ class SeveralTasks:
             **start_of(self.run, results),
         }
 
-    def publish(self, out: Path, values: dict[str, Any]) -> dict[str, Any]:
+    def publish(self, out: Path, values: Json) -> Json:
         """A model for each task, from the best seed's best weights."""
         from safetensors.torch import load_file
 
@@ -140,7 +141,7 @@ class SeveralTasks:
 
 def tune_several(
     run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), report: Report | None = None
-) -> dict[str, Any]:
+) -> Json:
     """All seeds of the tasks together; with `single` then each task alone."""
     tasks = prepare(run, progress)
     values = run_seeds(tasks, out, tasks.summary, tasks.publish, progress, allow_change, report)
@@ -174,7 +175,7 @@ def prepare(run: FinetuneRun, progress: Progress) -> SeveralTasks:
 # ----------------------------------------------------------------------------------------------------- results
 
 
-def _history(history: Sequence[Mapping[str, Any]], task: str) -> list[dict[str, Any]]:
+def _history(history: Sequence[Values], task: str) -> list[Json]:
     before = f"{task}."
     return [
         {"step": entry["step"], **{k.removeprefix(before): v for k, v in entry.items() if k.startswith(before)}}
@@ -182,7 +183,7 @@ def _history(history: Sequence[Mapping[str, Any]], task: str) -> list[dict[str, 
     ]
 
 
-def render(values: Mapping[str, Any]) -> str:
+def render(values: Values) -> str:
     """One line a task: together, and alone where that was asked for."""
     alone = values.get("single", {})
     several = values["seeds"]["count"] > 1
@@ -202,6 +203,6 @@ def render(values: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *(f"model: {result['model']}" for result in values["tasks"].values())])
 
 
-def _shown(spread: Mapping[str, Any], several: bool) -> str:
+def _shown(spread: Values, several: bool) -> str:
     over = f" ({spread['low']:.4f} to {spread['high']:.4f})" if several else ""
     return f"{spread['median']:.4f}{over}"
