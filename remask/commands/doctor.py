@@ -13,13 +13,14 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
 from remask import __version__
 from remask.commands import Common, common_options
 from remask.errors import install_command
+from remask.schema import Json
 from remask.workers import num_cores
 
 # Every extra of pyproject.toml: a module that comes with it alone, and what it is for.
@@ -155,7 +156,7 @@ def command(out: Path, common: Common) -> None:
     """What this machine can do, and what to do about what it cannot. Exit code 69 if anything is a problem."""
     findings = look(out)
     problems = [finding for finding in findings if finding.state == "problem"]
-    values: dict[str, Any] = {
+    values: Json = {
         "remask": __version__,
         "ok": not problems,
         "findings": [asdict(finding) for finding in findings],

@@ -47,6 +47,7 @@ from remask.model.store import (
     open_model,
     write_weights,
 )
+from remask.schema import Json, Values
 from remask.tasks.kinds import StoredTask
 from remask.tokenizer import Tokenizer, load_tokenizer
 
@@ -124,7 +125,7 @@ def export_hf(
     model: Path | Loaded,
     out: Path,
     *,
-    card: Mapping[str, Any] | None = None,
+    card: Values | None = None,
     embedding: bool = False,
     pooling: Pooling | None = None,
     replace: bool = False,
@@ -143,7 +144,7 @@ def export_hf(
 class Publishing:
     """What the card says, and whether a folder may take the place of another (`key`: see artifacts.publish)."""
 
-    card: Mapping[str, Any]
+    card: Values
     replace: bool
     key: str | None
 
@@ -168,7 +169,7 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
     config = write_config(settings, heads, kind, ids, _dtype(source.state), source.labels)
     card = {**how.card, "prompts": source.prompts}
 
-    def fill(aside: Path) -> dict[str, Any]:
+    def fill(aside: Path) -> Json:
         write_weights(aside / WEIGHTS, tensors)
         write_json(aside / "config.json", config)
         write_tokenizer(aside, source, tokenizer)
@@ -202,7 +203,7 @@ def _publish_own(source: Source, tokenizer: Tokenizer, out: Path, reasons: list[
     """Our own layout, for a model that transformers has no class for."""
     card = {**how.card, "prompts": source.prompts}
 
-    def fill(aside: Path) -> dict[str, Any]:
+    def fill(aside: Path) -> Json:
         write_own(aside, source)
         text = model_card("remask", source.settings, source.heads, tokenizer, card, [], reasons)
         (aside / "README.md").write_text(text, encoding="utf-8")

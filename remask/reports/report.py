@@ -14,6 +14,7 @@ from remask.config import differences
 from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
 from remask.reports.page import Page, Tile
 from remask.reports.runs import RunFolder
+from remask.schema import Values
 
 
 def training_report(run: RunFolder, unigram_nats: float | None = None) -> str:
@@ -59,7 +60,7 @@ def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | Non
     return page.html()
 
 
-def quickstart_report(summary: Mapping[str, Any], run: RunFolder) -> str:
+def quickstart_report(summary: Values, run: RunFolder) -> str:
     """The whole way: corpus, curves against the unigram line, fill-mask answers, pretrained against scratch."""
     evaluation, corpus, task = summary["evaluation"], summary["corpus"], summary.get("task")
     page = Page("Your encoder", f"{corpus['name']} · {summary['date']} · {summary['machine']}")
@@ -202,7 +203,7 @@ def _samples(page: Page, run: RunFolder) -> None:
         page.table(["step", "sentence", "hidden", "answers"], rows)
 
 
-def _task(page: Page, task: Mapping[str, Any]) -> None:
+def _task(page: Page, task: Values) -> None:
     page.heading("Is pretraining worth it?")
     page.text(f"The task: {task['question']} {task['description']}")
     bars = [

@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from remask.config import differences, dump, fingerprint
 from remask.documents import STAGE, SUFFIXES, DocumentWriter
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError
 from remask.progress import Progress
+from remask.schema import Json
 from remask.text.choose import HELDOUT, PASSAGE, TRAIN, PlacedPart, choose, heldout_passages
 from remask.text.clean import known_languages
 from remask.text.counts import check_columns, count_all, in_words, say_counts, warn_of_files, write_drops
@@ -132,7 +132,7 @@ def _check_sources(settings: TextSettings, files: list[list[InputFile]]) -> None
         raise ConfigError(f"language {unknown[0]!r} is not one of {', '.join(known_languages())}")
 
 
-def text_config(settings: TextSettings) -> dict[str, Any]:
+def text_config(settings: TextSettings) -> Json:
     """What the result depends on; the order in which the paths of a source are named is no part of it."""
     plain = dump(settings)
     for source in plain["sources"]:
@@ -156,7 +156,7 @@ def changed_sources(settings: TextSettings, inputs: Mapping[str, str]) -> list[s
     return changed
 
 
-def _reopened(out: Path, config: dict[str, Any], inputs: dict[str, str], progress: Progress) -> Artifact:
+def _reopened(out: Path, config: Json, inputs: dict[str, str], progress: Progress) -> Artifact:
     artifact = open_artifact(out, STAGE)
     changed = differences(artifact.manifest["config"], config)
     if changed:
@@ -214,7 +214,7 @@ def _read(
     workers: int,
     engine: Engine,
     progress: Progress,
-) -> tuple[list[dict[str, Any]], list[PlacedPart]]:
+) -> tuple[list[Json], list[PlacedPart]]:
     pieces = [p for index, own in enumerate(files) for p in portions(own, index, layouts[index])]
     groups = task_groups(pieces)
     tasks = [
@@ -226,7 +226,7 @@ def _read(
         stage.resume_at(sum(size for task, size in zip(tasks, sizes, strict=True) if task.folder.exists()))
         before = {index for index, task in enumerate(tasks) if task.folder.exists()}
 
-        def on_done(index: int, counts: dict[str, Any]) -> None:
+        def on_done(index: int, counts: Json) -> None:
             stage.advance(0 if index in before else sizes[index])
 
         without = PartTask.without if any(map(_needs_watching, (file for own in files for file in own))) else None
@@ -271,7 +271,7 @@ def _write_shards(
     workers: int,
     engine: Engine,
     progress: Progress,
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     if isinstance(fates, np.memmap):
         fates.flush()
     tasks = list(_shard_tasks(settings, parts, fates, work))
@@ -361,10 +361,10 @@ def _copy(part: PlacedPart, low: int, high: int, task: _ShardTask, writer: Docum
 def _publish(
     aside: Path,
     out: Path,
-    config: dict[str, Any],
+    config: Json,
     inputs: dict[str, str],
-    counts: dict[str, Any],
-    shards: list[dict[str, Any]],
+    counts: Json,
+    shards: list[Json],
 ) -> Artifact:
     totals = {key: sum(shard[key] for shard in shards) for key in ("documents", "sentences", "bytes")}
     for name, source in counts["sources"].items():
