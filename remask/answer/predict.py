@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
@@ -23,7 +23,6 @@ from remask.allocator import keep_freed_memory
 from remask.config import Config, dump, setting
 from remask.errors import DataError, MissingInputError, OutputError, UsageError
 from remask.progress import Progress, counted
-from remask.schema import Json, Values
 from remask.tables import Cells, OtherForm, about_rows
 from remask.tasks.answer_files import check_name, write_rows
 from remask.tasks.kinds import StoredTask
@@ -65,7 +64,7 @@ class PredictRun(Config):
 # ---------------------------------------------------------------------------------------------------------- the run
 
 
-def main(run: PredictRun, out: Path, *, progress: Progress) -> Json:
+def main(run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     """Answer every row of the file."""
     check_name(out)
     if not Path(run.file).exists():
@@ -80,8 +79,8 @@ class Ready:
     """A model that only waits for rows, and what tells it from others."""
 
     asker: Asker
-    facts: Values  # kind, labels, precision: part of the result
-    identity: Values
+    facts: Mapping[str, Any]  # kind, labels, precision: part of the result
+    identity: Mapping[str, Any]
 
     @property
     def task(self) -> StoredTask:
@@ -106,7 +105,7 @@ def open_ready(run: PredictRun) -> Ready:
     return Ready(Asker.of(model, run.text, run.text2), facts, identity)
 
 
-def answer_texts(run: PredictRun, texts: Sequence[Sequence[str]], places: Sequence[str]) -> Json:
+def answer_texts(run: PredictRun, texts: Sequence[Sequence[str]], places: Sequence[str]) -> dict[str, Any]:
     """What the model says about some texts at once, without a file; each has as many parts as its task asks for."""
     ready = open_ready(run)
     asker = ready.asker
@@ -126,7 +125,7 @@ def answer_texts(run: PredictRun, texts: Sequence[Sequence[str]], places: Sequen
     return {"answers": answers, "cut": num_cut, **ready.facts}
 
 
-def predict_file(ready: Ready, run: PredictRun, out: Path, *, progress: Progress) -> Json:
+def predict_file(ready: Ready, run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     """Answer every row of the run's file."""
     with artifacts.work_on(out, _key(ready, run)) as work:
         if work.result is None:
@@ -137,7 +136,7 @@ def predict_file(ready: Ready, run: PredictRun, out: Path, *, progress: Progress
         return work.result
 
 
-def _key(ready: Ready, run: PredictRun) -> Json:
+def _key(ready: Ready, run: PredictRun) -> dict[str, Any]:
     """What makes two commands the same one."""
     from remask.answer.stream import file_key
 
@@ -208,7 +207,7 @@ class _Job:
 
     # ------------------------------------------------------------------------------------------------- the result
 
-    def publish(self, facts: Values) -> None:
+    def publish(self, facts: Mapping[str, Any]) -> None:
         """All pieces as one file, and beside it the rows that have no answer; counts, and the `facts` given."""
         out, work = self._work.out, self._work
         columns: dict[str, None] = dict(self._columns)
@@ -242,7 +241,7 @@ class _Job:
         result = {**counts, **facts, "out": str(out), "bad_file": str(bad_out) if counts["bad"] else None}
         work.finish(whole, result, {bad: bad_out} if counts["bad"] else None)
 
-    def _pairs(self) -> Iterator[tuple[Cells, Json]]:
+    def _pairs(self) -> Iterator[tuple[Cells, dict[str, Any]]]:
         """Every row that could be read, with what was said about it."""
         from remask.answer.stream import same_rows
 
@@ -251,13 +250,13 @@ class _Job:
         answers = (answer for piece in self._work.pieces() for answer in _read_piece(piece)[1:])
         yield from zip(same_rows(rows, chain.from_iterable(heads), self._path), answers, strict=True)
 
-    def _answered(self) -> Iterator[Json]:
+    def _answered(self) -> Iterator[dict[str, Any]]:
         prefix = self._run.prefix
         for row, answer in self._pairs():
             if "bad" not in answer:
                 yield {**row.values, **{prefix + name: value for name, value in answer.items()}}
 
-    def _bad(self) -> Iterator[Json]:
+    def _bad(self) -> Iterator[dict[str, Any]]:
         """By line: what could not be read, and what could not be answered."""
         with self._work.path("unreadable.jsonl").open("rb") as file:
             unreadable = (orjson.loads(line) for line in file)
@@ -267,7 +266,7 @@ class _Job:
             yield from heapq.merge(unreadable, unanswered, key=lambda bad: bad["line"])
 
 
-def _read_piece(piece: Path) -> list[Json]:
+def _read_piece(piece: Path) -> list[dict[str, Any]]:
     """The line about a piece, then its answers."""
     return [orjson.loads(line) for line in piece.read_bytes().splitlines()]
 

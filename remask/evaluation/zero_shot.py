@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,7 +21,6 @@ from remask import artifacts
 from remask.config import build_run
 from remask.errors import DataError, MissingInputError
 from remask.progress import Progress
-from remask.schema import Json
 
 if TYPE_CHECKING:
     import torch
@@ -104,7 +103,7 @@ def blimp_folder(data: Path) -> Path:
     return data / "blimp" if (data / "blimp").is_dir() else data
 
 
-def blimp(judge: Judge, folder: Path, max_pairs: int | None, progress: Progress) -> Json:
+def blimp(judge: Judge, folder: Path, max_pairs: int | None, progress: Progress) -> dict[str, Any]:
     """Accuracy over minimal pairs."""
     from remask.tasks.blimp import num_masked_rows, read_blimp, score_pairs, texts_of
 
@@ -122,16 +121,16 @@ def claims_file(data: Path) -> Path:
     return path
 
 
-def claims(judge: Judge, path: Path, progress: Progress) -> Json:
+def claims(judge: Judge, path: Path, progress: Progress) -> dict[str, Any]:
     """How often a claim is likelier than what stands against it."""
     from remask.tasks.blimp import num_masked_rows
     from remask.tasks.claims import read_claims, score_claims
 
-    claims = read_claims(path)
-    rows = num_masked_rows((text for claim in claims for text in claim.texts), judge.tokenizer)
+    found = read_claims(path)
+    rows = num_masked_rows((text for claim in found for text in claim.texts), judge.tokenizer)
     with progress.stage("claims", rows, "rows") as stage:
-        result = score_claims(claims, judge.log_probs, judge.tokenizer, judge.frame, stage.advance)
-    return {**result, "metric": "accuracy", "notes": [], "data": {"dev": len(claims)}}
+        result = score_claims(found, judge.log_probs, judge.tokenizer, judge.frame, stage.advance)
+    return {**result, "metric": "accuracy", "notes": [], "data": {"dev": len(found)}}
 
 
 # ------------------------------------------------------------------------------------------------- perplexity
@@ -149,13 +148,13 @@ def perplexity_sources(data: Path, texts: Sequence[str]) -> dict[str, Path]:
     for folder in (data / "prepared", data):
         if (folder / artifacts.MANIFEST).is_file():
             return {"perplexity": folder}
-    files = sorted([*data.glob("*.valid.txt"), *data.glob("*/*.valid.txt")])
-    if not files:
+    found = sorted([*data.glob("*.valid.txt"), *data.glob("*/*.valid.txt")])
+    if not found:
         raise MissingInputError(
             f"{data}: is no prepared data (remask prepare) and has no *.valid.txt, which perplexity is measured on; "
             "name texts with --text FILE"
         )
-    return {f"perplexity:{path.stem}": path for path in files}
+    return {f"perplexity:{path.stem}": path for path in found}
 
 
 def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> None:
@@ -174,7 +173,7 @@ def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> 
     prepare(build_run(PrepareRun, options=options).run, folder, progress=quiet)
 
 
-def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Progress) -> Json:
+def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Progress) -> dict[str, Any]:
     """Loss, perplexity, accuracy and bits per byte of masked tokens, on rows and masks that are the same for every
     model with this vocabulary; bits per byte of whole words, which compare across vocabularies; and the same of
     sentences whose tokens are masked one at a time (pseudo-perplexity)."""
@@ -191,18 +190,18 @@ def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Pro
     with progress.stage("perplexity") as stage:
         held = evaluation_batches(prepared, settings, tokenizer, max_rows=max_rows)
         with judge.asked() as network:
-            scores = held_out(network, held, tokenizer.token_lengths)
+            found = held_out(network, held, tokenizer.token_lengths)
             if is_comparable(tokenizer):
                 most = None if max_rows is None else max_rows * settings.length * BYTES_A_TOKEN
                 words = word_batches(prepared, settings, tokenizer, max_documents=MAX_WORD_DOCUMENTS, max_bytes=most)
                 by_word = held_out(network, words, tokenizer.token_lengths)
-                scores = {**scores, "word_bits_per_byte": by_word["bits_per_byte"]}
+                found = {**found, "word_bits_per_byte": by_word["bits_per_byte"]}
             else:
                 notes.append("the vocabulary changes the text: bits per byte do not compare with other vocabularies")
-        scores = {**scores, **_pseudo(judge, prepared, min(PSEUDO_SENTENCES, max_rows or PSEUDO_SENTENCES))}
+        found = {**found, **_pseudo(judge, prepared, min(PSEUDO_SENTENCES, max_rows or PSEUDO_SENTENCES))}
         stage.update(len(held))
     data = {"dev": sum(len(batch.lengths_B) for batch in held), "prepared": str(prepared)}
-    return {"metrics": dict(scores), "metric": "perplexity", "notes": notes, "data": data}
+    return {"metrics": dict(found), "metric": "perplexity", "notes": notes, "data": data}
 
 
 def _pseudo(judge: Judge, prepared: Path, count: int) -> dict[str, float]:

@@ -7,16 +7,18 @@ anything was measured (tasks/).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from remask.reports.charts import Series, line_chart
 from remask.reports.page import Page, Tile
-from remask.schema import Values
 from remask.tasks.metrics import certainty, shown_names
 
 MAX_CONFUSION = 20  # classes; a larger matrix is not read by anybody
 MAX_TEXT = 240
 
 
-def finetune_report(values: Values, model: str) -> str:
+def finetune_report(values: Mapping[str, Any], model: str) -> str:
     """The whole page. `model`: the folder of the model, for whoever wants to try it."""
     best = next(run for run in values["runs"] if run["seed"] == values["seeds"]["best"])
     start = values["init"] if values["init_weights"] else f"{values['init']}, with random weights"
@@ -38,7 +40,7 @@ def finetune_report(values: Values, model: str) -> str:
     return page.html()
 
 
-def file_report(values: Values) -> str:
+def file_report(values: Mapping[str, Any]) -> str:
     """The page about a finished model on a labelled file: `remask evaluate MODEL --test FILE`."""
     page = Page(f"Scores: {values['task']}", f"{values['model']} on {values['file']}")
     tiles = [Tile(f"{values['metrics'][values['metric']]:.3f}", values["metric"])]
@@ -52,12 +54,12 @@ def file_report(values: Values) -> str:
     return page.html()
 
 
-def _baseline_tile(values: Values) -> list[Tile]:
+def _baseline_tile(values: Mapping[str, Any]) -> list[Tile]:
     name, baseline = values["metric"], values["data"]["baseline"]
     return [Tile(f"{baseline[name]:.3f}", f"{name} of always giving the same answer")] if name in baseline else []
 
 
-def _scores(page: Page, values: Values) -> None:
+def _scores(page: Page, values: Mapping[str, Any]) -> None:
     """Every metric with how sure it is and what needs no model; then what the seeds say together."""
     baseline, count = values["data"]["baseline"], values["data"].get("dev", values["data"].get("test", 0))
     rows = [
@@ -73,7 +75,7 @@ def _scores(page: Page, values: Values) -> None:
     page.table(["metric", "score", "lowest to highest, or 95 % interval", "always the same answer"], rows)
 
 
-def _behind_scores(page: Page, heading: str, result: Values, labels: list[str]) -> None:
+def _behind_scores(page: Page, heading: str, result: Mapping[str, Any], labels: list[str]) -> None:
     """What one evaluation has besides its metrics."""
     if "table" in result:
         _classes(page, heading, result["table"])
@@ -87,7 +89,7 @@ def _behind_scores(page: Page, heading: str, result: Values, labels: list[str]) 
         _mistakes(page, result["worst"], result.get("worst_by", "confidence"))
 
 
-def tasks_report(values: Values) -> str:
+def tasks_report(values: Mapping[str, Any]) -> str:
     """The page about several tasks over one encoder: each beside its score when trained alone, where that is known."""
     start = values["init"] if values["init_weights"] else f"{values['init']}, with random weights"
     page = Page("Fine-tuning: several tasks over one encoder", f"from {start}")
@@ -118,7 +120,7 @@ def tasks_report(values: Values) -> str:
     return page.html()
 
 
-def _tiles(values: Values) -> list[Tile]:
+def _tiles(values: Mapping[str, Any]) -> list[Tile]:
     spread, count = values["spread"][values["metric"]], values["seeds"]["count"]
     meaning = f"{values['metric']}, " + (f"median of {count} seeds" if count > 1 else "one seed")
     tiles = [Tile(f"{spread['median']:.3f}", meaning)]
@@ -129,7 +131,7 @@ def _tiles(values: Values) -> list[Tile]:
     return tiles
 
 
-def _classes(page: Page, heading: str, table: Values) -> None:
+def _classes(page: Page, heading: str, table: Mapping[str, Any]) -> None:
     page.heading(heading)
     rows = [*table["classes"].items(), *table["averages"].items()]
     page.table(
@@ -150,7 +152,7 @@ def _confusion(page: Page, counts: list[list[int]], labels: list[str]) -> None:
     page.table(["true \\ said", *labels], [[label, *row] for label, row in zip(labels, counts, strict=True)])
 
 
-def _calibration(page: Page, calibration: Values) -> None:
+def _calibration(page: Page, calibration: Mapping[str, Any]) -> None:
     page.heading("Is it as sure as it is right?")
     filled = [b for b in calibration["bins"] if b["count"]]
     chart = line_chart(
@@ -165,7 +167,7 @@ def _calibration(page: Page, calibration: Values) -> None:
     page.figure(chart, f"Confidence against the share that is right; mean distance {error:.3f}")
 
 
-def _mistakes(page: Page, worst: list[Values], by: str) -> None:
+def _mistakes(page: Page, worst: list[Mapping[str, Any]], by: str) -> None:
     page.heading("The mistakes it was surest of" if by == "confidence" else f"The worst mistakes, by {by}")
     rows = [[_short(m["text"]), m["label"], m["prediction"], m["confidence"]] for m in worst]
     page.table(["text", "label", "said", by], rows)

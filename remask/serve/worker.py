@@ -24,7 +24,6 @@ import orjson
 from remask import signals
 from remask.allocator import keep_few_kernels, keep_freed_memory
 from remask.errors import DataError, RemaskError
-from remask.schema import Json
 from remask.serve.settings import ServeSettings
 from remask.workers import die_with_parent
 
@@ -35,7 +34,7 @@ _MAX_CANDIDATES = 5_000  # for the masks of one text, and of a piece: each comes
 _MAX_NUMBERS = 4_000_000  # of hidden states in one piece
 
 ErrorFacts = tuple[str, str]  # code and message
-Work = tuple[int, str, str, list[Any], Json]  # number, model (ID or ID@STEP), task, inputs, options
+Work = tuple[int, str, str, list[Any], dict[str, Any]]  # number, model (ID or ID@STEP), task, inputs, options
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,7 @@ class Models:
             rates.append(rate)
         return min(rates)
 
-    def facts(self, name: str) -> Json:
+    def facts(self, name: str) -> dict[str, Any]:
         """What /v1/models says about a model, but for its steps."""
         model = self._kept[name]
         settings, reader = model.settings, model.reader
@@ -244,7 +243,7 @@ def _counts(model: Any) -> tuple[int, int, int]:
     return model.runner.num_tokens, model.runner.num_padded, model.runner.num_batches
 
 
-def ask(model: Any, task: str, inputs: list[Any], options: Json) -> list[Any]:
+def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> list[Any]:
     """The questions that a piece is."""
     questions = model.questions
     cut = {"long_texts": options["long_texts"]} if "long_texts" in options else {}
@@ -272,7 +271,7 @@ def ask(model: Any, task: str, inputs: list[Any], options: Json) -> list[Any]:
     return []
 
 
-def written(model: Any, task: str, inputs: list[Any], options: Json, said: list[Any]) -> list[bytes]:
+def written(model: Any, task: str, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[bytes]:
     """The answers of a piece as JSON, one for each input."""
     if task == "tokenize":
         return [_tokens(model, text) for text in inputs]
@@ -291,7 +290,7 @@ def _tokens(model: Any, text: str) -> bytes:
     return _json({"ids": one.ids, "tokens": one.tokens, "spans": one.spans, "bytes": _bytes(model, one.ids)})
 
 
-def _encoded(model: Any, inputs: list[Any], options: Json, said: list[Any]) -> list[Json]:
+def _encoded(model: Any, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[dict[str, Any]]:
     from remask.answer.attention_maps import MAX_TOKENS
     from remask.answer.questions import TooLongError
 
@@ -303,7 +302,7 @@ def _encoded(model: Any, inputs: list[Any], options: Json, said: list[Any]) -> l
     found = []
     for item, one in zip(inputs, said, strict=True):
         names = [model.tokenizer.token_text(int(token)) for token in one.ids]
-        here: Json = {"ids": one.ids, "tokens": names, "bytes": _bytes(model, one.ids)}
+        here: dict[str, Any] = {"ids": one.ids, "tokens": names, "bytes": _bytes(model, one.ids)}
         if options["states"]:
             here["states"] = one.states
         if options["attentions"]:

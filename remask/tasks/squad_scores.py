@@ -11,8 +11,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-
-from remask.schema import Json
+from typing import Any
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -22,12 +21,12 @@ def normalise(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def exact(answer: str, gold: str) -> float:
-    return float(normalise(answer) == normalise(gold))
+def exact(said: str, gold: str) -> float:
+    return float(normalise(said) == normalise(gold))
 
 
-def f1(answer: str, gold: str) -> float:
-    words, wanted = normalise(answer).split(), normalise(gold).split()
+def f1(said: str, gold: str) -> float:
+    words, wanted = normalise(said).split(), normalise(gold).split()
     if not words or not wanted:
         return float(words == wanted)
     common = sum((Counter(words) & Counter(wanted)).values())
@@ -43,20 +42,20 @@ def golds(answers: Sequence[str]) -> list[str]:
 
 
 def score_answers(
-    gold: Sequence[Sequence[str]], predictions: Sequence[str], null_odds: Sequence[float] | None = None
-) -> Json:
+    gold: Sequence[Sequence[str]], said: Sequence[str], null_odds: Sequence[float] | None = None
+) -> dict[str, Any]:
     """Means over questions. With `null_odds` (2.0) a text counts as empty where its odds are above 0."""
     wanted = [golds(answers) for answers in gold]
     raw = [
         (max(exact(text, g) for g in goals), max(f1(text, g) for g in goals))
-        for text, goals in zip(predictions, wanted, strict=True)
+        for text, goals in zip(said, wanted, strict=True)
     ]
     if null_odds is None:
         return {"f1": _mean([r[1] for r in raw]), "exact": _mean([r[0] for r in raw])}
     has_answer = [goals != [""] for goals in wanted]
     empty = [(float(not has), float(not has)) for has in has_answer]
     final = [e if odds > 0 else r for r, e, odds in zip(raw, empty, null_odds, strict=True)]
-    result: Json = {"f1": _mean([r[1] for r in final]), "exact": _mean([r[0] for r in final])}
+    result: dict[str, Any] = {"f1": _mean([r[1] for r in final]), "exact": _mean([r[0] for r in final])}
     for name, side in (("answerable", True), ("unanswerable", False)):
         part = [r for r, has in zip(final, has_answer, strict=True) if has == side]
         if part:
@@ -64,7 +63,7 @@ def score_answers(
     for column, name in ((0, "exact"), (1, "f1")):
         values = [r[column] for r in raw]
         result[f"best_{name}"], result[f"best_{name}_threshold"] = best_threshold(
-            values, [bool(text) for text in predictions], has_answer, null_odds
+            values, [bool(text) for text in said], has_answer, null_odds
         )
     return result
 

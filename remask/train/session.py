@@ -23,7 +23,7 @@ from remask import signals
 from remask.artifacts import Artifact, output_errors
 from remask.errors import ConfigError, Stopped
 from remask.precision import Precision, choose_device, choose_precision, products_per_second
-from remask.schema import Batch, Json, Loss, Values
+from remask.schema import Batch, Loss
 from remask.train import checkpoint, slices
 from remask.train.distributed import World, peers
 from remask.train.guard import StepGuard
@@ -209,7 +209,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------- to and from the disk
 
-    def state(self) -> Json:
+    def state(self) -> dict[str, Any]:
         """What decides the next step besides the tensors."""
         return {
             "step": self.step,
@@ -219,7 +219,7 @@ class Session:
             "metric_names": sorted(self._metric_names),
         }
 
-    def load(self, saved: Artifact, state: Values) -> None:
+    def load(self, saved: Artifact, state: Mapping[str, Any]) -> None:
         """Tensors and numbers as they were when the checkpoint was saved."""
         stored = slices.Stored.of(saved)
         slices.load_model(self.model, stored, slices.WEIGHTS, self.shards)

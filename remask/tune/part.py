@@ -18,7 +18,6 @@ from remask import artifacts
 from remask.config import fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
-from remask.schema import Json, Values
 from remask.tasks.kind import Problem, TaskSource
 from remask.tasks.kinds import TASK_JSON, StoredTask, open_problem
 from remask.tune.settings import FinetuneRun, TaskFiles
@@ -76,7 +75,7 @@ class Part:
         kind = self.problem.kind
         return TaskObjective(kind, seed, kind.plan_loss(self.problem, loss, network.head_settings))
 
-    def score(self, network: Network, check: Callable[[], None]) -> Json:
+    def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
         """Metrics on the dev rows, the tables behind them, and the value that chooses between models."""
         problem = self.problem
         outputs = self.outputs(network, check)
@@ -226,9 +225,9 @@ def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start
 
 def copy_model(source: Path, target: Path, extra: Mapping[str, bytes] | None = None) -> None:
     """A published model under another name, with more files, whole or not at all."""
-    manifest: Values = artifacts.open_artifact(source, "model").manifest
+    manifest: Mapping[str, Any] = artifacts.open_artifact(source, "model").manifest
 
-    def fill(aside: Path) -> Values:
+    def fill(aside: Path) -> Mapping[str, Any]:
         for name in manifest["files"]:
             (aside / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, aside / name)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,7 +18,6 @@ from remask import artifacts, signals
 from remask.config import dump
 from remask.errors import Stopped
 from remask.progress import Progress, duration
-from remask.schema import Json, Values
 from remask.train.settings import TrainSettings
 from remask.tune.settings import FinetuneRun
 
@@ -42,7 +41,7 @@ class Trainable(Protocol):
     def run(self) -> FinetuneRun: ...
 
     @property
-    def identity(self) -> Values: ...
+    def identity(self) -> Mapping[str, Any]: ...
 
     @property
     def width(self) -> int: ...
@@ -59,7 +58,7 @@ class Trainable(Protocol):
         """What a checkpoint holds besides weights."""
         ...
 
-    def score(self, network: Any, check: Callable[[], None]) -> Json:
+    def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
         """`metrics` by name, `score` (which chooses between models) and the tables behind them. `check` is called
         between batches and may raise Stopped."""
         ...
@@ -68,14 +67,14 @@ class Trainable(Protocol):
         """Put the best weights so far on the disk."""
         ...
 
-    def words(self, result: Values) -> str:
+    def words(self, result: Mapping[str, Any]) -> str:
         """A result in a few words."""
         ...
 
 
 def one_seed(
     setup: Trainable, folder: Path, seed: int, progress: Progress, world: Any, report: Report | None = None
-) -> Json:
+) -> dict[str, Any]:
     """Train one seed, keep its best evaluation's weights; gives that evaluation."""
     from remask.train.job import Job
     from remask.train.loop import train
@@ -108,7 +107,7 @@ def one_seed(
         train(training)
     if training.is_enough:
         progress.say(f"  no better score in {run.patience} evaluations: seed {seed} ends")
-    result: Json = {
+    result: dict[str, Any] = {
         "seed": seed,
         **watch.best,
         "history": watch.history,
@@ -150,8 +149,8 @@ class Watch:
 
     def __init__(self, setup: Trainable, folder: Path, world: Any, report: Report | None = None) -> None:
         self._setup, self._folder, self._world, self._report = setup, folder, world, report
-        self.history: list[Json] = []
-        self.best: Json = {}
+        self.history: list[dict[str, Any]] = []
+        self.best: dict[str, Any] = {}
 
     def restore(self) -> None:
         """After a stop: evaluations up to the checkpoint that the loop goes on from count, later ones come again."""

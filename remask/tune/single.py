@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from remask import artifacts
 from remask.config import dump
 from remask.progress import Progress
 from remask.reports.task_report import finetune_report
-from remask.schema import Json, Values
 from remask.tasks.card import CARD_JSON, task_card
 from remask.tasks.kind import Problem
 from remask.tasks.kinds import TASK_JSON
@@ -45,7 +44,7 @@ class SingleTask:
     part: Part
 
     @property
-    def identity(self) -> Values:
+    def identity(self) -> Mapping[str, Any]:
         return {
             "run": dump(self.run) | {"seeds": None, "seed": None},
             "init": self.start.fingerprint,
@@ -84,23 +83,23 @@ class SingleTask:
         own = {**files, TASK_JSON: self.part.stored.to_json()}
         return model_files(network.settings, network.head_settings, None, labels, lora) | own
 
-    def score(self, network: Network, check: Callable[[], None]) -> Json:
+    def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
         return self.part.score(network, check)
 
     def keep(self, folder: Path, network: Network) -> None:
         publish_model(folder, network, self.run, self.start, self.part)
 
-    def words(self, result: Values) -> str:
+    def words(self, result: Mapping[str, Any]) -> str:
         return f"{self.problem.metric} {result['score']:.4f}"
 
     # ----------------------------------------------------------------------------------------------- results
 
-    def summary(self, results: Results) -> Json:
+    def summary(self, results: Results) -> dict[str, Any]:
         values = summarise(self.part, results)
         score = values["metrics"][values["metric"]]
         return {**values, "score": score, "seeds": seeds_of(results), **start_of(self.run, results)}
 
-    def publish(self, out: Path, values: Json) -> Json:
+    def publish(self, out: Path, values: dict[str, Any]) -> dict[str, Any]:
         """The best seed's model with its card, the ensemble's score and the report."""
         values = {**values, **self._ensemble(out, values["seeds"]["seeds"])}
         card = json.dumps(task_card(values, dump(self.run)), indent=1, ensure_ascii=False).encode()
@@ -108,7 +107,7 @@ class SingleTask:
         artifacts.write_bytes(out / "report.html", finetune_report(values, str(out)).encode())
         return {**values, "model": str(out / "model")}
 
-    def _ensemble(self, out: Path, seeds: Sequence[int]) -> Json:
+    def _ensemble(self, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
         """What the models of all seeds say together about the dev file, where and as they were trained."""
         if len(seeds) < 2:
             return {}
@@ -134,7 +133,7 @@ def prepare(run: FinetuneRun, progress: Progress) -> SingleTask:
 
 def tune_single(
     run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), report: Report | None = None
-) -> Json:
+) -> dict[str, Any]:
     """All seeds of one task."""
     task = prepare(run, progress)
     return run_seeds(task, out, task.summary, task.publish, progress, allow_change, report)

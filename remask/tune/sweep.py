@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from remask import artifacts
 from remask.config import dump
 from remask.progress import Progress
-from remask.schema import Json, Values
 from remask.tune.part import copy_model, drop_weights
 from remask.tune.seed import Report
 from remask.tune.seeds import same_run
 from remask.tune.settings import FinetuneRun
 from remask.workers import is_first_rank
 
-Tune = Callable[..., Json]  # finetune.finetune: a run and a folder -> its results
-Outcome = Json | Exception
+Tune = Callable[..., dict[str, Any]]  # finetune.finetune: a run and a folder -> its results
+Outcome = dict[str, Any] | Exception
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def sweep(
     progress: Progress,
     allow_change: Sequence[str] = (),
     may_fail: tuple[type[Exception], ...] = (),
-) -> list[tuple[Trial, Json]]:
+) -> list[tuple[Trial, dict[str, Any]]]:
     """Every trial that came to its end, with its results, in their order."""
-    finished: list[tuple[Trial, Json]] = []
+    finished: list[tuple[Trial, dict[str, Any]]] = []
     for trial in trials:
         progress.say(f"{trial.name}:")
         try:
@@ -73,7 +73,9 @@ def sweep(
 # ------------------------------------------------------------------------------------------------------- a grid
 
 
-def tune_grid(tune: Tune, run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> Json:
+def tune_grid(
+    tune: Tune, run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()
+) -> dict[str, Any]:
     """Every combination of the run's grid, then the best one's results with the table of all."""
     from remask.train.distributed import joined
 
@@ -107,12 +109,12 @@ def _combinations(run: FinetuneRun, out: Path) -> Iterator[Trial]:
         yield Trial(values, out / "grid" / name)
 
 
-def _row(values: Values, result: Values, best: bool) -> Json:
+def _row(values: Mapping[str, Any], result: Mapping[str, Any], best: bool) -> dict[str, Any]:
     spread = result["mean"] if "tasks" in result else result["spread"][result["metric"]]
     return {**values, "score": result["score"], "low": spread["low"], "high": spread["high"], "best": best}
 
 
-def _publish(result: Json, out: Path, source: Path) -> Json:
+def _publish(result: dict[str, Any], out: Path, source: Path) -> dict[str, Any]:
     """The best one's models and report under OUT's own names."""
     if "tasks" in result:
         tasks = {}
@@ -129,7 +131,7 @@ def _publish(result: Json, out: Path, source: Path) -> Json:
     return result
 
 
-def render(values: Values) -> str:
+def render(values: Mapping[str, Any]) -> str:
     """The table of what was tried."""
     rows = values["grid"]
     names = [name for name in rows[0] if name not in ("score", "low", "high", "best")]
