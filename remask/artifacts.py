@@ -73,7 +73,7 @@ def publish(
     stage: str,
     fill: Callable[[Path], Values | None],
     *,
-    config: Any = None,
+    config: object = None,
     inputs: Mapping[str, str] | None = None,
     replace: bool = False,
     key: str | None = None,
@@ -145,7 +145,7 @@ def publish_filled(
     stage: str,
     *,
     counts: Values,
-    config: Any = None,
+    config: object = None,
     inputs: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Checksum and sync a filled folder, write its manifest last and rename it into place (same file system)."""
@@ -218,7 +218,7 @@ def _fingerprint(manifest: Values) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Whole or not at all: written aside, synced, renamed."""
     write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode())
 
@@ -338,7 +338,7 @@ def sha256_of(path: Path) -> str:
 # ------------------------------------------------------------------------------- work that goes on after a stop
 
 
-def begin(work: Path, key: Any, made: Sequence[str], name: str = "identity.json") -> bool:
+def begin(work: Path, key: object, made: Sequence[str], name: str = "identity.json") -> bool:
     """Claim the folders `made` inside `work` for what follows from `key` (plain values) alone. Whether they hold what
     an earlier attempt left for the same key; what was left for another one is removed first."""
     record, key = work / name, json.loads(json.dumps(key))
@@ -358,7 +358,7 @@ def begin(work: Path, key: Any, made: Sequence[str], name: str = "identity.json"
     return is_same
 
 
-def finish(record: Path, facts: Any, files: Sequence[Path] = ()) -> None:
+def finish(record: Path, facts: object, files: Sequence[Path] = ()) -> None:
     """Write, last of all, that a piece of work is done: plain facts about it and the checksums of what it made."""
     with output_errors(record):
         sums = {os.path.relpath(file, record.parent): sha256_of(file) for file in files}

@@ -87,7 +87,7 @@ class DocumentWriter:
                 file.close()
 
 
-def _map(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     """A read-only memory map; an empty file, which cannot be mapped, is an empty array."""
     size = path.stat().st_size
     if size % dtype.itemsize:

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remask import signals
 from remask.config import fingerprint
 from remask.errors import DataError
-from remask.schema import Json
+from remask.schema import Batch, Json
 from remask.tables import read_cells
 
 if TYPE_CHECKING:
     from remask.adaptation.settings import PairsSettings
     from remask.answer.model import Model
     from remask.data.settings import DataSettings
-    from remask.documents import Documents
+    from remask.documents import Documents, DocumentShard
     from remask.model.network import Network
     from remask.tokenizer import Tokenizer
 
@@ -46,7 +46,7 @@ def held_out_measures(
     from remask.data.evaluation import evaluation_batches, is_comparable, word_batches
     from remask.objectives import held_out
 
-    def until_stopped(batches: Sequence[Any]) -> Any:
+    def until_stopped(batches: Sequence[Batch]) -> Iterator[Batch]:
         for batch in batches:
             signals.check()
             yield batch
@@ -94,7 +94,7 @@ def hidden_words(documents: Documents, source: str, seed: int, count: int = 6) -
     return [hidden for _, hidden in sorted(drawn, key=lambda pair: pair[0])[:count]]
 
 
-def _sentences(shard: Any, index: int) -> list[str]:
+def _sentences(shard: DocumentShard, index: int) -> list[str]:
     """Of a length that can be shown and understood."""
     raw = shard.raw(index)
     starts = [*shard.sentence_starts(index).tolist(), len(raw)]

@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from remask import artifacts
 from remask.config import fingerprint
@@ -26,7 +26,7 @@ SPLITS = ("train", "heldout")
 _FLUSH_TOKENS = 1 << 20
 
 
-def token_type(vocab_size: int) -> np.dtype[Any]:
+def token_type(vocab_size: int) -> np.dtype:
     """The narrowest type that holds every id."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
@@ -46,12 +46,17 @@ class ShardWriter:
         with artifacts.output_errors(folder):
             self._files = {suffix: (folder / f"{name}.{suffix}").open("wb") for suffix in _SUFFIXES}
 
-    def add(self, ids: np.ndarray, sentence_starts: Any, word_starts: Any, num_bytes: int = 0) -> None:
+    def add(self, ids: np.ndarray, sentence_starts: ArrayLike, word_starts: ArrayLike, num_bytes: int = 0) -> None:
         """One document: its ids, the token index of each sentence's start in it, and a bool per token for words."""
         self.add_many(ids, [0, len(ids)], sentence_starts, word_starts, num_bytes)
 
     def add_many(
-        self, ids: np.ndarray, document_offsets: Any, sentence_starts: Any, word_starts: Any, num_bytes: int = 0
+        self,
+        ids: np.ndarray,
+        document_offsets: ArrayLike,
+        sentence_starts: ArrayLike,
+        word_starts: ArrayLike,
+        num_bytes: int = 0,
     ) -> None:
         """Documents that stand one after the other in `ids`, every index counted from the start of `ids`."""
         offsets, starts = np.asarray(document_offsets, "<i8"), np.asarray(sentence_starts, "<i8")
@@ -197,7 +202,7 @@ class SourceTokens:
             yield shard, at, positions[at] - shard.token_base
 
 
-def _joined(parts: list[np.ndarray], empty: np.dtype[Any]) -> np.ndarray:
+def _joined(parts: list[np.ndarray], empty: np.dtype) -> np.ndarray:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.zeros(0, empty)
@@ -315,7 +320,7 @@ def _verify_shard(shard: Shard, folder: Path) -> None:
         raise DataError(f"{folder}: shard {shard.name} has offsets out of order: damaged")
 
 
-def _map(path: Path, kind: np.dtype[Any]) -> np.ndarray:
+def _map(path: Path, kind: np.dtype) -> np.ndarray:
     size = path.stat().st_size
     if size % kind.itemsize:
         raise DataError(f"{path}: {size:,} bytes are not a whole number of entries: damaged")

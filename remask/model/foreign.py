@@ -134,7 +134,7 @@ class ForeignFolder:
         return index
 
 
-def _plain_name(name: Any, ending: str) -> bool:
+def _plain_name(name: object, ending: str) -> bool:
     return isinstance(name, str) and bool(_SHARD.match(name)) and name.endswith(ending) and not name.startswith(".")
 
 
@@ -206,7 +206,7 @@ def _entry(path: Path, name: str, announced: Any) -> tuple[TensorEntry, tuple[in
     return TensorEntry(name, path, dtype, tuple(shape)), (offsets[0], offsets[1])
 
 
-def _counts(values: Any) -> bool:
+def _counts(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 48 for value in values)
 
 

@@ -109,7 +109,7 @@ def _logits(network: Network, batch: Batch, device: torch.device) -> torch.Tenso
     return network.masked_lm(hidden_BSD, tensors.masked_positions_M).float()
 
 
-def _tensor(array: Any, device: torch.device) -> torch.Tensor:
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
     import torch
 
     return torch.as_tensor(array).to(device)

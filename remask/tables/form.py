@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, field_validator
 
@@ -100,7 +100,7 @@ class Fault:
     fatal: bool = False
 
 
-def lacking_columns(wanted: Sequence[str], there: Sequence[Any]) -> str:
+def lacking_columns(wanted: Sequence[str], there: Sequence[object]) -> str:
     """Empty, or which of the wanted columns are not there, and what is."""
     missing = [name for name in wanted if name not in there]
     if not missing:

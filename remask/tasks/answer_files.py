@@ -92,7 +92,7 @@ def _delimited(
 
     writer = csv.writer(Sink(), lineterminator="\n")
 
-    def joined(values: list[Any]) -> str:
+    def joined(values: Sequence[object]) -> str:
         cells = [guard(cell) for cell in map(shown_cell, values)]
         if kind == "tsv":
             return "\t".join(" ".join(c.replace("\t", " ").splitlines()) for c in cells) + "\n"
@@ -116,7 +116,7 @@ def _escaped(cell: str) -> str:
     return f"'{cell}"
 
 
-def shown_cell(value: Any) -> str:
+def shown_cell(value: object) -> str:
     """A value as a cell of CSV and TSV has it."""
     if value is None:
         return ""
@@ -127,7 +127,7 @@ def shown_cell(value: Any) -> str:
     return _json(value).decode().strip('"')
 
 
-def _json(value: Any) -> bytes:
+def _json(value: object) -> bytes:
     try:
         return orjson.dumps(value, default=str)
     except TypeError:  # an integer beyond 64 bit

@@ -99,7 +99,7 @@ def _questions(cells: Cells, group: str) -> Iterator[ChoiceQuestion]:
         yield ChoiceQuestion(article, question, tuple(options), _answer(answer, len(options), place), group, place)
 
 
-def _answer(value: Any, count: int, place: str) -> int:
+def _answer(value: object, count: int, place: str) -> int:
     if isinstance(value, str) and len(value.strip()) == 1 and value.strip().isalpha():
         value = ord(value.strip().upper()) - ord("A")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:

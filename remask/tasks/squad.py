@@ -110,13 +110,13 @@ def _of_article(article: Any, path: Path) -> Iterator[Question]:
             yield Question(name, _text(qa, "question", here), context, pairs, title, here)
 
 
-def _list(value: Any, key: str, place: str) -> list[Any]:
+def _list(value: object, key: str, place: str) -> list:
     if not isinstance(value, dict) or not isinstance(value.get(key), list):
         raise DataError(f"{place}: has no list {key!r}")
     return value[key]
 
 
-def _text(value: Any, key: str, place: str) -> str:
+def _text(value: object, key: str, place: str) -> str:
     if not isinstance(value, dict) or not isinstance(value.get(key), str) or not value[key].strip():
         raise DataError(f"{place}: has no text {key!r}")
     return value[key]

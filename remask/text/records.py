@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from remask.schema import Document
 from remask.streams import Damaged
@@ -124,7 +123,7 @@ class Reading:
                 yield Document(data[:end].decode("utf-8", "replace"), place)
                 data = data[end:]
 
-    def outside_dates(self, value: Any) -> str:
+    def outside_dates(self, value: object) -> str:
         """Empty, or why a record with this date (ISO text or a date) is not wanted."""
         first, last = self.source.date_from, self.source.date_to
         if first is None and last is None:

@@ -60,7 +60,7 @@ def _documents(records: Iterator[Record | Fault], portion: Portion, reading: Rea
             raise Damaged(NO_COLUMN, f"{record.detail}; the rest of the file is not read")
 
 
-def _row(values: Sequence[Any], place: str, reading: Reading) -> Iterator[Document | Drop]:
+def _row(values: Sequence[object], place: str, reading: Reading) -> Iterator[Document | Drop]:
     """The values of the wanted columns (bytes or str, the date last) as documents."""
     if reading.source.date_column:
         if reason := reading.outside_dates(values[-1]):

@@ -132,7 +132,7 @@ class TimedEncoder:
     def __init__(self, description: str) -> None:
         self._description = description
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[Any, Any] | None = None
+        self._end: weakref.finalize | None = None
         self._lock = threading.Lock()
 
     def encode(self, texts: Sequence[str]) -> list[PlainEncoding]:
@@ -200,7 +200,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _send(pipe: IO[bytes], value: Any) -> None:
+def _send(pipe: IO[bytes], value: object) -> None:
     data = orjson.dumps(value)
     with contextlib.suppress(BrokenPipeError):  # gone: the answer, which does not come, says so
         pipe.write(_LENGTH.pack(len(data)) + data)

@@ -209,8 +209,8 @@ class MLflow:
         self._client.set_terminated(self._sent.id)
 
 
-def _flat(config: Values, before: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
+def _flat(config: Values, before: str = "") -> list[tuple[str, object]]:
+    pairs: list[tuple[str, object]] = []
     for key, value in config.items():
         pairs += _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else [(f"{before}{key}", value)]
     return pairs

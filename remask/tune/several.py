@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remask import artifacts
 from remask.config import dump
@@ -26,6 +26,11 @@ from remask.tune.seeds import Results, run_seeds, seeds_of, start_of, summarise
 from remask.tune.settings import FinetuneRun, TaskFiles
 from remask.tune.single import tune_single
 from remask.workers import is_first_rank
+
+if TYPE_CHECKING:
+    from remask.model.multitask import TaskNetworks
+    from remask.task_objectives import MixedObjective
+    from remask.tasks.mixing import MixedBatches
 
 WEIGHTS = "model.safetensors"
 STAGE = "tasks"  # of the best weights so far: encoder and all heads in one file
@@ -52,14 +57,14 @@ class SeveralTasks:
     def width(self) -> int:
         return self.start.loaded.settings.hidden_size
 
-    def build(self, seed: int) -> Any:
+    def build(self, seed: int) -> TaskNetworks:
         from remask.model.multitask import TaskNetworks
 
         model = TaskNetworks({n: fresh_network(self.run, self.start, p, seed) for n, p in self.parts.items()})
         let_learn(self.run, model.encoder, self.parts.values(), seed)
         return model
 
-    def batches(self, seed: int, rank: int, world_size: int) -> Any:
+    def batches(self, seed: int, rank: int, world_size: int) -> MixedBatches:
         from remask.tasks.batches import TaskBatches
         from remask.tasks.mixing import MixedBatches
 
@@ -69,18 +74,18 @@ class SeveralTasks:
         }
         return MixedBatches(sources, self.run.temperature, seed)
 
-    def objective(self, seed: int, network: Any) -> Any:
+    def objective(self, seed: int, network: TaskNetworks) -> MixedObjective:
         from remask.task_objectives import MixedObjective
 
         each = {name: part.objective(seed, network.of(name), self.run.loss) for name, part in self.parts.items()}
         return MixedObjective(each)
 
-    def carried(self, network: Any) -> dict[str, bytes | Path]:
+    def carried(self, network: TaskNetworks) -> dict[str, bytes | Path]:
         """A checkpoint of several tasks is only for going on; the models of the tasks are published at the end."""
         heads = {name: dump(network.of(name).head_settings) for name in self.parts}
         return {"tasks.json": json.dumps({"heads": heads}, indent=1).encode()}
 
-    def score(self, network: Any, check: Callable[[], None]) -> Json:
+    def score(self, network: TaskNetworks, check: Callable[[], None]) -> Json:
         scores = {name: part.score(network.of(name), check) for name, part in self.parts.items()}
         mean = sum(result["score"] for result in scores.values()) / len(scores)
         return {
@@ -91,7 +96,7 @@ class SeveralTasks:
             "tasks": scores,
         }
 
-    def keep(self, folder: Path, network: Any) -> None:
+    def keep(self, folder: Path, network: TaskNetworks) -> None:
         from remask.model.store import write_weights
 
         def fill(aside: Path) -> None:
