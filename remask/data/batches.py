@@ -145,12 +145,16 @@ class Batches(BatchSource):
         chosen = phase.choose(np.arange(start, start + int(num_rows.sum())))
         if self.settings.batch.bucket_steps == 1:
             return [chosen.take(at) for at in np.split(np.arange(len(chosen.rows)), np.cumsum(num_rows)[:-1])]
+        # Sorted by size, a window is cut into steps of rows of nearly one length, which need little padding.
+        # The steps then come in a drawn order: from short to long would be a curriculum that nobody asked for.
         place = self._shuffled(phase, window, steps)  # of each step among the parts of the sorted rows
         parts = np.split(np.argsort(chosen.sizes, kind="stable"), np.cumsum(num_rows[np.argsort(place)])[:-1])
         return [chosen.take(parts[at]) for at in place]
 
     def _cut_by_tokens(self, phase: Corpus, window: int) -> list[Chosen]:
         """Batches of nearly equal numbers of tokens, as near to num_tokens as a whole number of them allows."""
+        # How many rows a number of tokens is depends on the rows, so a step's rows would depend on all steps before.
+        # Windows of a fixed number of slots end that chain: a step is found from its window alone, after any resume.
         wanted, steps = self.settings.batch.num_tokens or 0, self.settings.batch.bucket_steps
         num_buckets = -(-_WINDOW_STEPS // steps)
         num_slots = max(round(num_buckets * steps * wanted / phase.mean_size), 1)
@@ -160,7 +164,7 @@ class Batches(BatchSource):
             chosen = chosen.take(np.lexsort((chosen.sizes, bucket)))
         total = np.cumsum(chosen.sizes)
         num_batches = max(round(int(total[-1]) / wanted), 1)
-        middle = total - chosen.sizes / 2
+        middle = total - chosen.sizes / 2  # a row belongs to the batch that holds its middle
         ends = np.searchsorted(middle, total[-1] * np.arange(1, num_batches) / num_batches)
         batches = [chosen.take(at) for at in np.split(np.arange(num_slots), ends)]
         return [batches[at] for at in self._shuffled(phase, window, num_batches)] if steps > 1 else batches
@@ -254,12 +258,12 @@ class Batches(BatchSource):
         ends = sorted({round(share * steps) for share in shares} - {0})
         run = self.with_steps(steps)
         kinds: dict[tuple[bool, int], Batches] = {}
-        groups, begin = [], 0
+        stretches, begin = [], 0
         for end in ends:
             first, last = (kinds.setdefault(*run._all_like(step)) for step in (begin, end - 1))
-            groups.append(((end - begin) / steps, first, last))
+            stretches.append(((end - begin) / steps, first, last))
             begin = end
-        return groups
+        return stretches
 
     def _all_like(self, step: int) -> tuple[tuple[bool, int], Batches]:
         """Batches that are all of the kind of this step (one row length, one size), under a key of that kind."""

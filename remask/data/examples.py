@@ -105,6 +105,8 @@ def read_sentences(source: SourceTokens, position: int, limit: int) -> Sentences
     if is_last:
         bounds = np.append(bounds, source.num_tokens)
     bounds[0] = position  # a sentence that the run before cut and only used in part
+    # A sentence over the limit is cut into parts of `limit` tokens and a remainder; `which` is each part's sentence,
+    # `within` its number in it. Most sentences are one part.
     parts = -(-np.diff(bounds) // limit)
     which = np.repeat(np.arange(len(parts)), parts)
     within = np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)
@@ -127,6 +129,8 @@ def follow(jumps: np.ndarray, reach: np.ndarray, is_last: bool) -> tuple[np.ndar
     `reach`: the sentences a row looked at end there. Rows that looked up to the end of this run of sentences might
     look further in the next one, which starts with them.
     """
+    # Where a row starts depends on where the one before ended, so this chain cannot be one array operation. A Python
+    # list is faster here than single elements of an array.
     steps, end = jumps.tolist(), len(jumps)
     starts: list[int] = []
     here = 0
@@ -160,6 +164,7 @@ def _packed_rows(source: SourceTokens, recipe: Recipe) -> Iterator[tuple[Sentenc
     position = 0
     while position < source.num_tokens:
         sentences = read_sentences(source, position, recipe.text_limit)
+        # For every sentence at once: where would a row end that starts with it? `follow` keeps those that come about.
         # A separator is due before every document's first sentence, unless a row starts there.
         separators = np.cumsum(sentences.opens_document) if crossing else 0
         room = sentences.starts + separators + aims(recipe, source, sentences.starts)
@@ -195,6 +200,8 @@ def block_parts(source: SourceTokens, recipe: Recipe) -> Iterator[Examples]:
     """
     offsets = source.document_offsets
     documents = np.flatnonzero(np.diff(offsets) > 0)
+    # Where each document begins in the line that has a mark before and one after every document: two more a document.
+    # Blocks are cut at multiples of the length; a piece ends at a cut or at a document's edge, whichever comes first.
     edges = np.append(offsets[documents], offsets[-1]) + 2 * np.arange(len(documents) + 1)
     total = int(edges[-1])
     num_rows = max(total // recipe.length, int(total > 0))

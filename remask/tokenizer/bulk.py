@@ -100,6 +100,8 @@ class WordTable:
     def encode(self, data: bytes, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all pieces, one after the other, and how many each has."""
         texts = [piece.decode() for piece in _slices(data, begins, ends)]
+        # No merge crosses the space before a word, so a text's ids are those of its words one after the other. Words
+        # repeat: most are in the table, and their ids are kept as bytes, which Python joins faster than arrays.
         cut = [[text] if words.has_odd_space(text) else text.replace(" ", "\n ").split("\n") for text in texts]
         if len(self._seen) > MAX_WORDS_SEEN:
             self._seen.clear()
@@ -209,6 +211,8 @@ class BlockEncoder:
         if self.tokenizer.kind != "byte-bpe":
             return self._by_library(_slices(data, begins, ends), begins, offsets, sentences, text)
         ids, counts = self._pieces.encode(data, begins, ends)
+        # Tokens of a byte-level vocabulary cover every byte once, so a running sum of their lengths says where each
+        # begins in its piece; `places` moves that to where the piece stands in the data.
         firsts = np.cumsum(counts) - counts
         lengths = self._lengths[ids]
         ahead = np.cumsum(lengths)
