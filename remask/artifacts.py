@@ -332,9 +332,6 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------- reading
-
-
 # ------------------------------------------------------------------------------- work that goes on after a stop
 
 
@@ -342,10 +339,7 @@ def begin(work: Path, key: object, made: Sequence[str], name: str = "identity.js
     """Claim the folders `made` inside `work` for what follows from `key` (plain values) alone. Whether they hold what
     an earlier attempt left for the same key; what was left for another one is removed first."""
     record, key = work / name, json.loads(json.dumps(key))
-    try:
-        is_same = json.loads(record.read_bytes()) == key
-    except (OSError, ValueError):
-        is_same = False
+    is_same = _kept_key(record) == key
     with output_errors(work):
         if not is_same:
             record.unlink(missing_ok=True)
@@ -356,6 +350,14 @@ def begin(work: Path, key: object, made: Sequence[str], name: str = "identity.js
     if not is_same:
         write_json(record, key)
     return is_same
+
+
+def _kept_key(record: Path) -> Any | None:
+    """The key that an earlier attempt wrote down, None where there was none."""
+    try:
+        return json.loads(record.read_bytes())
+    except (OSError, ValueError):
+        return None
 
 
 def finish(record: Path, facts: object, files: Sequence[Path] = ()) -> None:
@@ -375,6 +377,17 @@ def finished(record: Path, *, verify: bool = True) -> Any | None:
         return content["facts"] if is_whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def once(record: Path, make: Callable[[], Json]) -> Json:
+    """What `make` gives, or gave when this was done before."""
+    if finished(record) is None:
+        with output_errors(record):
+            record.parent.mkdir(parents=True, exist_ok=True)
+        finish(record, make())
+    facts = finished(record)
+    assert facts is not None
+    return facts
 
 
 # ------------------------------------------------------------------------------------------------- opening
@@ -463,7 +476,8 @@ class Work:
         ones are replaced; the file itself is new."""
         with output_errors(self.out):
             sync_file(whole)
-            write_json(self.path(_RESULT), {"sha256": sha256_of(whole), "result": dict(result)})
+            sums = {os.path.relpath(self.out, self.folder): sha256_of(whole)}  # as `finished` will look for it
+            write_json(self.path(_RESULT), {"facts": dict(result), "sha256": sums})
             for source, target in (beside or {}).items():
                 sync_file(source)
                 source.replace(target)
@@ -495,23 +509,20 @@ def work_on(out: Path, key: Values) -> Iterator[Work]:
 
 
 def _begin(work: Work, key: Values) -> None:
-    kept = work.path(_KEY)
-    known = json.loads(kept.read_bytes()) if kept.is_file() else None
-    changed = differences(known, key) if known is not None else []
+    known = _kept_key(work.path(_KEY))
+    changed = differences(known or {}, key) if known is not None or work.pieces() else []
     if changed and work.pieces():
         raise ConfigError(
             f"{work.out}: another command began this file; choose another --out or remove {work.folder}:",
             *(f"{name}: {json.dumps(old)} -> {json.dumps(new)}" for name, old, new in changed),
         )
     if work.out.exists() or work.out.is_symlink():
-        if not changed and work.path(_RESULT).is_file():
-            done = json.loads(work.path(_RESULT).read_bytes())
-            if work.out.is_file() and sha256_of(work.out) == done["sha256"]:
-                work.result = done["result"]
-                return
+        work.result = None if changed else finished(work.path(_RESULT))
+        if work.result is not None:
+            return
         check_free(work.out)
     if known is None or changed:
-        write_json(kept, key)
+        write_json(work.path(_KEY), key)
 
 
 @contextlib.contextmanager

@@ -142,12 +142,7 @@ class _Work:
 
     def kept(self, name: str, make: Callable[[], Json]) -> Json:
         """The result of a stage, from the disk where it was finished before."""
-        record = self.out / f".{name}.json"
-        if (values := artifacts.finished(record)) is None:
-            artifacts.finish(record, make())
-            values = artifacts.finished(record)
-        assert values is not None
-        return values
+        return artifacts.once(self.out / f".{name}.json", make)
 
     def measured(self, name: str, make: Callable[[], Json]) -> Json:
         def shown() -> Json:

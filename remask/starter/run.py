@@ -20,7 +20,7 @@ from typing import TypeVar
 
 import yaml
 
-from remask.artifacts import claim, lock, output_errors, write_bytes, write_json
+from remask.artifacts import claim, lock, once, output_errors, write_bytes, write_json
 from remask.config import build_run, differences, dump, to_yaml
 from remask.documents import read_documents
 from remask.errors import ConfigError, DataError, DiskError
@@ -153,10 +153,7 @@ def pretrain_run(run: QuickstartRun, out: Path, budget: Values | None = None) ->
 
 
 def _pretrain(run: QuickstartRun, out: Path, progress: Progress) -> Json:
-    done = out / "pretrain.json"
-    if not done.is_file():
-        write_json(done, pretrain(pretrain_run(run, out), out / "pretrain", progress=progress))
-    return json.loads(done.read_text())
+    return once(out / "pretrain.json", lambda: pretrain(pretrain_run(run, out), out / "pretrain", progress=progress))
 
 
 def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> Json | None:
