@@ -29,7 +29,7 @@ _FIELDS = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class MinimalPair:
     """One minimal pair."""
 
     good: str
@@ -46,9 +46,9 @@ def blimp_paths(folder: Path) -> list[Path]:
     return paths
 
 
-def read_blimp(folder: Path, max_pairs: int | None = None) -> list[Pair]:
+def read_blimp(folder: Path, max_pairs: int | None = None) -> list[MinimalPair]:
     """All paradigms below a folder; of each the first `max_pairs`."""
-    pairs: list[Pair] = []
+    pairs: list[MinimalPair] = []
     for path in blimp_paths(folder):
         for number, cells in enumerate(read_cells(path)):
             if max_pairs is not None and number >= max_pairs:
@@ -57,7 +57,7 @@ def read_blimp(folder: Path, max_pairs: int | None = None) -> list[Pair]:
             if not all(isinstance(value, str) and value for value in values):
                 raise DataError(f"{cells.place}: a BLiMP line has {', '.join(_FIELDS)}")
             good, bad, paradigm, term = (str(value) for value in values)
-            pairs.append(Pair(good, bad, paradigm, _CATEGORY_OF.get(term, term)))
+            pairs.append(MinimalPair(good, bad, paradigm, _CATEGORY_OF.get(term, term)))
     return pairs
 
 
@@ -127,7 +127,7 @@ def score_texts(
 
 
 def score_pairs(
-    pairs: Sequence[Pair],
+    pairs: Sequence[MinimalPair],
     log_probs: Callable[[Batch], Array],
     tokenizer: Any,
     frame: Frame,
@@ -138,7 +138,7 @@ def score_pairs(
     return summarise(pairs, [score[p.good].nats - score[p.bad].nats for p in pairs])
 
 
-def texts_of(pairs: Sequence[Pair]) -> set[str]:
+def texts_of(pairs: Sequence[MinimalPair]) -> set[str]:
     return {text for pair in pairs for text in (pair.good, pair.bad)}
 
 
@@ -147,7 +147,7 @@ def num_masked_rows(texts: Iterable[str], tokenizer: Any) -> int:
     return sum(len(ids) for ids in tokenizer.encode_batch(sorted(set(texts))))
 
 
-def summarise(pairs: Sequence[Pair], margins: Sequence[float]) -> dict[str, Any]:
+def summarise(pairs: Sequence[MinimalPair], margins: Sequence[float]) -> dict[str, Any]:
     """Means by paradigm, by category (the mean of its paradigms), and two overall means with their standard errors.
 
     `margins`: by how much the good sentence is likelier. A tie counts as wrong; `ties_as_half` has the means with ties
