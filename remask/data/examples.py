@@ -128,12 +128,12 @@ def follow(jumps: np.ndarray, reach: np.ndarray, is_last: bool) -> tuple[np.ndar
     look further in the next one, which starts with them.
     """
     steps, end = jumps.tolist(), len(jumps)
-    found: list[int] = []
+    starts: list[int] = []
     here = 0
     while here < end:
-        found.append(here)
+        starts.append(here)
         here = steps[here]
-    rows = np.array(found, np.int64)
+    rows = np.array(starts, np.int64)
     if is_last:
         return rows, end
     open_rows = np.flatnonzero(reach[rows] >= end)
@@ -167,20 +167,20 @@ def _packed_rows(source: SourceTokens, recipe: Recipe) -> Iterator[tuple[Sentenc
         jumps = np.maximum(jumps, np.arange(1, len(sentences) + 1))
         if not crossing:
             jumps = np.minimum(jumps, sentences.document_end)
-        found, end = follow(jumps, jumps, sentences.is_last)
-        yield sentences, found, end
+        starts, end = follow(jumps, jumps, sentences.is_last)
+        yield sentences, starts, end
         position = source.num_tokens if sentences.is_last else int(sentences.starts[end])
 
 
 def sentence_parts(source: SourceTokens, recipe: Recipe) -> Iterator[Examples]:
     """full-sentences and doc-sentences. In the first a row has one piece for each document it touches."""
-    for sentences, found, end in _packed_rows(source, recipe):
+    for sentences, first_sentences, end in _packed_rows(source, recipe):
         is_start = np.zeros(end, bool)
-        is_start[found] = True
+        is_start[first_sentences] = True
         pieces = np.flatnonzero(is_start | sentences.opens_document[:end])
         starts = sentences.starts[pieces]
         lengths = np.diff(np.append(starts, sentences.ends[end - 1]))
-        rows = np.append(np.searchsorted(pieces, found), len(pieces))
+        rows = np.append(np.searchsorted(pieces, first_sentences), len(pieces))
         sizes = _row_sums(lengths, rows) + np.diff(rows) + 1
         counts = {"cut_sentences": int(sentences.is_cut[:end].sum())}
         yield Examples(rows, starts, lengths.astype(np.int32), sizes.astype(np.int32), counts=counts)
@@ -234,19 +234,19 @@ def no_examples(recipe: Recipe) -> Examples:
 
 def join(parts: Iterable[Examples]) -> Examples:
     """Rows of several parts, one after the other."""
-    found = list(parts)
-    bases = np.cumsum([0, *(len(part.starts) for part in found)])
-    rows = [np.zeros(1, np.int64), *(part.rows[1:] + base for part, base in zip(found, bases, strict=False))]
+    pieces = list(parts)
+    bases = np.cumsum([0, *(len(part.starts) for part in pieces)])
+    rows = [np.zeros(1, np.int64), *(part.rows[1:] + base for part, base in zip(pieces, bases, strict=False))]
     counts: Counter[str] = Counter()
-    for part in found:
+    for part in pieces:
         counts.update(part.counts)
     return Examples(
         np.concatenate(rows),
-        np.concatenate([part.starts for part in found]),
-        np.concatenate([part.lengths for part in found]),
-        np.concatenate([part.sizes for part in found]),
-        None if found[0].labels is None else np.concatenate([p.labels for p in found if p.labels is not None]),
-        None if found[0].flags is None else np.concatenate([p.flags for p in found if p.flags is not None]),
+        np.concatenate([part.starts for part in pieces]),
+        np.concatenate([part.lengths for part in pieces]),
+        np.concatenate([part.sizes for part in pieces]),
+        None if pieces[0].labels is None else np.concatenate([p.labels for p in pieces if p.labels is not None]),
+        None if pieces[0].flags is None else np.concatenate([p.flags for p in pieces if p.flags is not None]),
         dict(counts),
     )
 

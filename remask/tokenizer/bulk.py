@@ -107,9 +107,9 @@ class WordTable:
         for word, ids in zip(new, self._tokenizer.encode_batch(new), strict=True):
             self._seen[word] = ids.astype(self._type).tobytes()
         look_up = self._seen.__getitem__
-        found = [b"".join(map(look_up, words)) for words in cut]
-        counts = np.fromiter(map(len, found), np.int64, len(found)) // self._type.itemsize
-        return np.frombuffer(b"".join(found), self._type), counts
+        encoded = [b"".join(map(look_up, words)) for words in cut]
+        counts = np.fromiter(map(len, encoded), np.int64, len(encoded)) // self._type.itemsize
+        return np.frombuffer(b"".join(encoded), self._type), counts
 
 
 class Gigatoken:
