@@ -34,9 +34,9 @@ def finetune_report(values: Mapping[str, Any], model: str) -> str:
         Series(f"seed {run['seed']}", [(entry["step"], entry[values["metric"]]) for entry in run["history"]])
         for run in values["runs"]
     ]
-    page.figure(
-        line_chart(curves, x_name="step", y_name=values["metric"]), f"{values['metric']} on the dev data, by step"
-    )
+    if any(len(curve.points) > 1 for curve in curves):
+        chart = line_chart(curves, x_name="step", y_name=values["metric"])
+        page.figure(chart, f"{values['metric']} on the dev data, by step")
     _behind_scores(page, f"By class (seed {best['seed']})", best, values["labels"])
     if "map" in values:
         _map(page, values["map"])
