@@ -26,7 +26,7 @@ VERBS = {
     "prepare": "Raw files -> documents, a vocabulary and token shards.",
     "inspect": "Look into prepared data: counts, samples, batches with their masks.",
     "pretrain": "Train an encoder on prepared data.",
-    "adapt": "A model of somebody else's, continued on text of one's own, measured before and after.",
+    "adapt": "Continue somebody else's model on your own text, measured before and after.",
     "finetune": "Teach a pretrained model a task: your own table, or one of the papers'.",
     "tune": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
     "evaluate": "Score a model on tasks (without a head it is fine-tuned first) or a labelled file.",
@@ -42,7 +42,7 @@ VERBS = {
     "describe": "Parameters by part, FLOPs, memory and time of a model or run file.",
     "runs": "The run files that come with remask, to be given by name.",
     "switches": "Every design decision that can be turned, its values and its effect.",
-    "doctor": "What this machine can do, and what to do about what it cannot.",
+    "doctor": "What this machine can do, what is not installed, and how to get it.",
 }
 
 

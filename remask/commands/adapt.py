@@ -34,7 +34,7 @@ class _WithNumbers(click.Command):
         return super().parse_args(ctx, joined)
 
 
-@click.command(cls=_WithNumbers, short_help="A model of somebody else's, continued on text of one's own.")
+@click.command(cls=_WithNumbers, short_help="Continue somebody else's model on your own text.")
 @click.argument("words", nargs=-1, metavar="[RUN.yaml] MODEL TEXT…")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the model and its report.")
 @click.option("--minutes", "train__minutes", type=float, help="How long to train [default: 20].")
