@@ -138,7 +138,8 @@ def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
             f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
             f"the model only {loaded.settings.vocab_size:,}: they do not belong together"
         )
-    return Reader(loaded, tokenizer, StoredTask.read(loaded.folder))
+    stored = StoredTask.read(loaded.folder)
+    return Reader(loaded, tokenizer, None if stored is None else stored.bound(tokenizer))
 
 
 def _of_task(path: Path, task: str | None) -> Path:

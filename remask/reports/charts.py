@@ -91,8 +91,11 @@ def dot_chart(rows: Sequence[DotRow], *, label: str, rule: float | None = None) 
     return f"<div class='dots' role='group' aria-label='{as_html(label)}'>{''.join(parts)}{axis}</div>"
 
 
-def line_chart(series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = ()) -> str:
-    """Lines over a common x axis. Points that are not finite are left out."""
+def line_chart(
+    series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = (),
+    x_marks: Sequence[tuple[float, str]] = (),
+) -> str:  # fmt: skip
+    """Lines over a common x axis. Points that are not finite are left out. `x_marks`: (x, words), no numbers."""
     clean = [replace(s, points=[p for p in s.points if all(map(math.isfinite, p))]) for s in series]
     clean = [s for s in clean if s.points]
     if not clean:
@@ -100,10 +103,10 @@ def line_chart(series: Sequence[Series], *, x_name: str, y_name: str, rules: Seq
     xs = [x for s in clean for x, _ in s.points]
     ys = [y for s in clean for _, y in s.points] + [rule.y for rule in rules]
     ys += [y for s in clean for _, *ends in s.band for y in ends if math.isfinite(y)]
-    x_ticks, y_ticks = ticks(min(xs), max(xs)), ticks(min(ys), max(ys))
-    to_x = _scale(min(x_ticks[0], min(xs)), max(x_ticks[-1], max(xs)), LEFT, WIDTH - RIGHT)
+    x_ticks, y_ticks = x_marks or [(t, _number(t)) for t in ticks(min(xs), max(xs))], ticks(min(ys), max(ys))
+    to_x = _scale(min(x_ticks[0][0], min(xs)), max(x_ticks[-1][0], max(xs)), LEFT, WIDTH - RIGHT)
     to_y = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT - BOTTOM, TOP)
-    parts = _axes([(to_x(t), _number(t)) for t in x_ticks], [(to_y(t), _number(t)) for t in y_ticks], x_name, y_name)
+    parts = _axes([(to_x(t), name) for t, name in x_ticks], [(to_y(t), _number(t)) for t in y_ticks], x_name, y_name)
     for rule in rules:
         y = to_y(rule.y)
         parts.append(f"<line class='rule' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}'/>")

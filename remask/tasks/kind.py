@@ -25,7 +25,7 @@ from remask.tables import Cells, OnBad, OnNote, read_cells
 from remask.tasks.glue import find_file
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows
-from remask.tasks.settings import LossSettings, RowSettings, TableSettings
+from remask.tasks.settings import LossSettings, PromptSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
 from remask.tokenizer import Tokenizer
 
@@ -74,6 +74,7 @@ class TaskSource:
     train: Path | None = None
     dev: Path | None = None
     folder: Path | None = None
+    prompt: PromptSettings = field(default_factory=PromptSettings)  # for kinds that ask by patterns and words
 
     def files(self) -> tuple[Path, Path | None]:
         """The file to train on and the one to score, which may be missing where the first was given."""
@@ -175,6 +176,20 @@ class TaskKind(ABC, Generic[ItemT]):
     @abstractmethod
     def text(self, item: ItemT) -> str:
         """The item for a reader."""
+
+    # ---------------------------------------------------------------------------------------- settings of its own
+
+    def bound(self, tokenizer: Tokenizer, labels: Sequence[str]) -> TaskKind[ItemT]:
+        """The kind for one vocabulary, where it depends on that."""
+        return self
+
+    def stored(self) -> dict[str, Any]:
+        """What task.json must hold for this kind to be the same again."""
+        return {}
+
+    def restored(self, values: Mapping[str, Any]) -> TaskKind[ItemT]:
+        """The kind as `stored` wrote it."""
+        return self
 
     # ------------------------------------------------------------------------------------------------ network
 
