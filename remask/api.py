@@ -118,8 +118,8 @@ def pretrain(
     recipe. `data`: what `prepare` made. `minutes` or `steps`: how long, in place of the run file's own. `init_from`: a
     model to start from. `dry_run`: check everything, train nothing.
 
-    The result has the held-out `loss`, `perplexity`, `accuracy` and `bits_per_byte`; `out` is a model for `load`,
-    `finetune` and all others.
+    The result has the held-out `loss`, `perplexity`, `accuracy`, `bits_per_byte` and `bits_per_character`; `out` is a
+    model for `load`, `finetune` and all others.
 
     >>> remask.pretrain("wiki_small", data="prepared", minutes=60, out="encoder")["bits_per_byte"]  # doctest: +SKIP
     """

@@ -27,7 +27,7 @@ from remask.tasks.kind import Heads, Problem, TaskKind, TaskSource
 from remask.tasks.prompts import Prompt
 from remask.tasks.race import race_paths
 from remask.tasks.settings import RowSettings, TableSettings
-from remask.tasks.spans import Spans
+from remask.tasks.spans import CharacterSpans, Spans
 from remask.tasks.specs import TASKS
 from remask.tasks.tags import Tags
 from remask.tasks.texts import Classify, MultiLabel, Regress
@@ -35,7 +35,8 @@ from remask.tokenizer import Tokenizer
 
 TASK_JSON = "task.json"
 KINDS: dict[str, TaskKind] = {
-    kind.name: kind for kind in (Classify(), Regress(), MultiLabel(), Prompt(), Tags(), Spans(), Choices())
+    kind.name: kind
+    for kind in (Classify(), Regress(), MultiLabel(), Prompt(), Tags(), Spans(), CharacterSpans(), Choices())
 }
 # The user's own files: the name of a task -> its kind.
 OWN_TASKS = {

@@ -154,7 +154,7 @@ def test_models_say_what_they_can_do(served: Served) -> None:
     found = {one["id"]: one for one in said["models"]}
     assert list(found) == ["mine", "classes", "names", "spans", "run"]
     assert [one["default"] for one in found.values()] == [True, False, False, False, False]
-    assert found["mine"]["tasks"] == ["fill-mask", "embed", "rank", "encode", "tokenize"]
+    assert found["mine"]["tasks"] == ["fill-mask", "prompt", "embed", "rank", "encode", "tokenize"]
     assert found["classes"]["tasks"][:2] == ["classify", "pairs"]
     assert found["classes"]["labels"] == ["neg", "pos"]
     assert [found[name]["kind"] for name in found] == [None, "classify", "tags", "spans", None]
@@ -195,6 +195,9 @@ def test_a_model_is_chosen_by_id_by_step_or_by_what_it_can_do(served: Served, mo
         ("fill-mask", {}, 422, "invalid", "inputs"),
         ("fill-mask", {"inputs": []}, 422, "invalid", "inputs"),
         ("fill-mask", {"inputs": "a <mask>", "more": 1}, 422, "invalid", "more"),
+        ("prompt", {"inputs": "a", "patterns": ["{text}"], "words": PROMPT_WORDS}, 422, "bad_prompt", "patterns"),
+        ("prompt", {"inputs": "a", "patterns": [], "words": PROMPT_WORDS}, 422, "invalid", "patterns"),
+        ("prompt", {"inputs": "a", "patterns": ["{text} <mask>"], "words": {"a": ["b"]}}, 422, "invalid", "words"),
         ("embed", {"inputs": "jumps " * 200}, 422, "text_too_long", "inputs"),
         ("embed", {"inputs": ["a"] * 257}, 422, "invalid", "inputs"),
         ("answer", {"inputs": {"question": "", "context": "a"}}, 422, "invalid", "inputs"),

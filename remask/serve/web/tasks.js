@@ -7,7 +7,7 @@
 
 import { attention, headWeights } from "./attention.js";
 import { count, decimal, el, percent, quiet } from "./dom.js";
-import { answer, bars, candidate, entities, similarities, tokenCount, tokens } from "./views.js";
+import { answer, bars, candidate, entities, isPart, similarities, tokenCount, tokens } from "./views.js";
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 const words = (text) => text.split(",").map((word) => word.trim()).filter(Boolean);
@@ -20,6 +20,8 @@ const line = (key, label, start, more = {}) => ({ key, label, kind: "line", star
 const choice = (key, label, options) => ({ key, label, kind: "choice", options, start: "", local: true });
 const row = (name, share, chosen = false) => ({ name, value: share, text: percent(share), chosen });
 
+const top = (values) => Math.max(1, Math.min(50, Math.round(Number(values.top)) || 8));
+
 const fillMask = {
   name: "Fill mask",
   fields: [
@@ -31,14 +33,15 @@ const fillMask = {
     if (!values.text.includes(model.mask_token)) return wait(`Write ${model.mask_token} where a word is missing.`);
     const targets = words(values.targets);
     if (targets.length) return { inputs: values.text, top_k: Math.min(100, targets.length), targets };
-    return { inputs: values.text, top_k: Math.max(1, Math.min(50, Math.round(Number(values.top)) || 8)) };
+    return { inputs: values.text, top_k: 2 * top(values) }; // some may be parts of characters, which are not shown
   },
   peak: (found) => Math.max(...found.map((fill) => fill.score)),
-  show(found, _, { peak, model, body }) {
+  show(found, values, { peak, model, body }) {
     const masks = body.inputs.split(model.mask_token).length - 1;
     const each = found.length / masks;
     const groups = range(masks).flatMap((number, i) => {
-      const fills = found.slice(i * each, (i + 1) * each);
+      const words = found.slice(i * each, (i + 1) * each).filter((fill) => body.targets || !isPart(fill.token_str));
+      const fills = body.targets ? words : words.slice(0, top(values));
       const table = bars(`For mask ${number}`, fills.map((fill) => row(candidate(fill.token_str), fill.score)), peak);
       return masks > 1 ? [el("h4", {}, `Mask ${number}`), table] : [table];
     });

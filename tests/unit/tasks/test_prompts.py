@@ -199,7 +199,7 @@ def test_the_loss_falls_where_the_right_word_becomes_likelier(tokenizer: Tokeniz
     for _ in range(12):
         sums, right = kind.loss(kind.logits(network, network.encode(batch), batch), batch, TaskLoss())
         assert right is not None
-        losses.append(float(sums["task"]))
+        losses.append(sums["task"].item())
         optimizer.zero_grad()
         sums["task"].backward()
         optimizer.step()
