@@ -20,6 +20,7 @@ import remask
 from ..serving import Served, environment, serving, tiny_models
 
 ROOT = Path(__file__).resolve().parents[2]
+PROMPT_WORDS = {"yes": ["dog"], "no": ["fox", "quick brown"]}
 TEXTS = ["The quick brown fox", "the dog", "Who wrote it? Mary Shelley wrote it."]
 
 
@@ -79,6 +80,15 @@ def test_every_task_answers_as_the_python_interface_does(served: Served, models:
     lm, classes, names, spans = (remask.load(models[name]) for name in ("lm", "classes", "names", "spans"))
     marked = ["The <mask> dog", "<mask> and <mask>"]
     same(served.outputs("fill-mask", marked, top_k=3), [[asdict(f) for f in one] for one in lm.fill_mask(marked, 3)])
+    pattern = "{text} is the <mask>."
+    prompted = lm.prompt(TEXTS, pattern, PROMPT_WORDS)
+    same(
+        served.outputs("prompt", TEXTS, patterns=[pattern], words=PROMPT_WORDS),
+        [asdict(one) | {"labels": [one.label]} for one in prompted],
+    )
+    pair = lm.prompt([("a", "b")], "{text} {text2} <mask>", PROMPT_WORDS, calibrate=False)[0]
+    asked = {"patterns": ["{text} {text2} <mask>"], "words": PROMPT_WORDS, "calibrate": False}
+    same(served.outputs("prompt", [["a", "b"]], **asked)[0]["scores"], pair.scores)
     same(served.outputs("classify", TEXTS), [asdict(one) | {"labels": [one.label]} for one in classes.classify(TEXTS)])
     pair = classes.classify([("the dog", "the fox")])[0]
     for inputs in (["the dog", "the fox"], {"text": "the dog", "text2": "the fox"}, [["the dog", "the fox"]]):
