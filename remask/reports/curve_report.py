@@ -32,7 +32,7 @@ def curve_report(values: Mapping[str, Any]) -> str:
         series.append(Series(NAMES[method], points, band=band))
     baseline = values["data"]["baseline"]
     rules = [Rule("always the same answer", baseline[metric])] if metric in baseline else []
-    marks = [(place[size], f"{size:,}") for size in sizes]
+    marks = {place[size]: f"{size:,}" for size in sizes}
     drawn = line_chart(series, x_name="labelled examples", y_name=metric, rules=rules, x_marks=marks)
     page.figure(drawn, f"{metric} on the dev file; the median of {values['seeds']} seeds, lowest to highest shaded")
     page.table(
