@@ -20,8 +20,6 @@ const line = (key, label, start, more = {}) => ({ key, label, kind: "line", star
 const choice = (key, label, options) => ({ key, label, kind: "choice", options, start: "", local: true });
 const row = (name, share, chosen = false) => ({ name, value: share, text: percent(share), chosen });
 
-const top = (values) => Math.max(1, Math.min(50, Math.round(Number(values.top)) || 8));
-
 const fillMask = {
   name: "Fill mask",
   fields: [
@@ -33,14 +31,13 @@ const fillMask = {
     if (!values.text.includes(model.mask_token)) return wait(`Write ${model.mask_token} where a word is missing.`);
     const targets = words(values.targets);
     if (targets.length) return { inputs: values.text, top_k: Math.min(100, targets.length), targets };
-    return { inputs: values.text, top_k: 2 * top(values) }; // some may be parts of characters, which are not shown
+    return { inputs: values.text, top_k: Math.max(1, Math.min(50, Math.round(Number(values.top)) || 8)) };
   },
-  show(found, values, { model, body }) {
+  show(found, _, { model, body }) {
     const masks = body.inputs.split(model.mask_token).length - 1;
     const each = found.length / masks;
     const groups = range(masks).flatMap((number, i) => {
-      const whole = found.slice(i * each, (i + 1) * each).filter((fill) => body.targets || !isPart(fill.token_str));
-      const fills = body.targets ? whole : whole.slice(0, top(values));
+      const fills = found.slice(i * each, (i + 1) * each);
       const table = bars(`For mask ${number}`, fills.map((fill) => row(candidate(fill.token_str), fill.score)));
       return masks > 1 ? [el("h4", {}, `Mask ${number}`), table] : [table];
     });

@@ -31,6 +31,7 @@ export const isPart = (text) => text.includes("\ufffd");
 
 /** A candidate for a mask: words as they are, pieces that join the word before them with a sign for that. */
 export function candidate(text) {
+  if (isPart(text)) return el("span", { class: "soft" }, "part of a character");
   if (text.startsWith(" ") && text.trim()) return visible(text.slice(1));
   if (!/^\p{L}/u.test(text) || SPACELESS.test(text)) return visible(text);
   return [el("span", { class: "sign", "aria-hidden": "true" }, "\u2026"), hidden("joined: "), text];
