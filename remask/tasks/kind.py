@@ -213,6 +213,10 @@ class TaskKind(ABC, Generic[ItemT]):
     def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
         """What the head says: B x C, B x S x C or B."""
 
+    def graph_outputs(self, named: Mapping[str, Array], batch: Batch) -> Array:
+        """What an exported graph says about a batch of arrays, as `logits` would say it."""
+        return named["logits"]
+
     def plan_loss(self, problem: Problem[ItemT], settings: LossSettings, heads: Heads) -> TaskLoss:
         """The loss that the settings ask for; what this kind does not have is refused."""
         if settings.class_weights != "none":

@@ -121,6 +121,13 @@ class Prompt(Classify):
             scores_BS = scores_BS.index_add(0, row_M[part], log_probs_MV.gather(1, ids_MS) * counts_MS)
         return scores_BS
 
+    def graph_outputs(self, named: Mapping[str, Array], batch: Batch) -> Array:
+        """From the scores of the whole vocabulary at every position, which a graph of a masked LM gives."""
+        import torch
+
+        tensors = batch.map(torch.as_tensor)
+        return self.logits(_Said(), torch.as_tensor(named["logits"]), tensors).numpy()
+
     def _tokens_at(self, nth_M: torch.Tensor, counts_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The token of each spelling at each mask of its row, and how much it counts: 1 / its length, or nothing."""
         import torch
@@ -212,6 +219,13 @@ class Prompt(Classify):
 
     def _mean(self, outputs: Sequence[Array]) -> Array:
         return np.mean(outputs, axis=0)
+
+
+class _Said:
+    """Stands for a network whose head has spoken already: its `hidden` states are scores of the vocabulary."""
+
+    def masked_lm(self, logits_BSV: torch.Tensor, places_M: torch.Tensor) -> torch.Tensor:
+        return logits_BSV.flatten(0, 1)[places_M]
 
 
 def _encoded(items: Sequence[Example], number: int, spaced: bool, tokenizer: Tokenizer) -> list[Array]:

@@ -9,7 +9,7 @@ whether there is an answer. Not here: files (squad), scores (squad_scores).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -162,6 +162,12 @@ class Spans(TaskKind[Question]):
             return logits_BS2
         logit_B = network.answerable(hidden_BSD, batch.lengths_B, noise)
         return torch.cat([logits_BS2, logit_B[:, None, None].expand(-1, logits_BS2.shape[1], 1)], dim=2)
+
+    def graph_outputs(self, named: Mapping[str, Array], batch: Batch) -> Array:
+        columns = [named["start_logits"], named["end_logits"]]
+        if "answerable_logits" in named:
+            columns.append(np.broadcast_to(named["answerable_logits"][:, None], columns[0].shape))
+        return np.stack(columns, axis=-1)
 
     def plan_loss(self, problem: Problem[Question], settings: LossSettings, heads: Heads) -> TaskLoss:
         super().plan_loss(problem, settings, heads)

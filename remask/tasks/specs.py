@@ -227,7 +227,7 @@ _FEW = {
     "train": ("train_few_all.json",),
     "dev": ("test_public.json", "dev_few_all.json"),
     "metric": "accuracy",
-    "recipe": {"batch.num_rows": 16, "patience": 8, "train.epochs": 20.0},
+    "recipe": SMALL,
 }
 _TOPICS = (
     "news_story", "news_culture", "news_entertainment", "news_sports", "news_finance", "news_house", "news_car",

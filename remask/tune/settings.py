@@ -246,6 +246,8 @@ class TuneRun(FinetuneRun):
 
     @model_validator(mode="after")
     def _check_search(self) -> Self:
+        if self.curve.labels or self.unlabelled.file is not None:
+            raise ValueError("curve, unlabelled.file: are for finetune; a search tries recipes for one model")
         if self.grid.given():
             raise ValueError("grid: a search has ranges instead (search.lr, search.batch, …)")
         for name in self.given():

@@ -12,7 +12,12 @@ from click.testing import CliRunner
 import remask
 from remask import api
 from remask.__main__ import cli
+from remask.answer.reader import open_reader
 from remask.errors import ConfigError, DataError
+from remask.exports.graph import Graph
+from remask.model.network import with_heads
+from remask.model.settings import HeadSettings
+from remask.model.store import open_model, save_model
 from remask.progress import Progress
 
 PATTERN = "{text} so it is <mask>."
@@ -62,6 +67,12 @@ def test_zero_shot_says_the_same_everywhere(task_model: Path, files: dict[str, P
     assert result.exit_code == 0, result.output
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert [line["prediction"] for line in lines] == [label.label for label in said]
+    api.predict(
+        model=task_model, file=tmp_path / "in.jsonl", pattern=PATTERN, words=WORDS, out=tmp_path / "api.jsonl",
+        settings={"precision": "fp32"}, progress=Progress(quiet=True),
+    )  # fmt: skip
+    by_function = [json.loads(line) for line in (tmp_path / "api.jsonl").read_text().splitlines()]
+    assert [line["score"] for line in by_function] == [line["score"] for line in lines]
     assert [line["scores"]["hot"] for line in lines] == pytest.approx([label.scores["hot"] for label in said], abs=1e-5)
 
 
@@ -108,6 +119,24 @@ def test_a_prompt_learns_and_its_model_answers_like_a_classifier(
     assert json.loads(evaluated.output.splitlines()[-1])["metrics"]["accuracy"] == 1.0
     again = tuned(task_model, files, tmp_path / "run", **{"prompt.patterns": two, "seeds": 2})
     assert again == values
+    exported = api.export(model=tmp_path / "run", to="hf", out=tmp_path / "hf")
+    assert exported["class"].endswith("ForMaskedLM")
+    elsewhere = remask.load(tmp_path / "hf").classify([row["text"] for row in rows(12)[6:]])
+    assert [one.label for one in elsewhere] == [one.label for one in said]
+    onnx = api.export(model=tmp_path / "run", to="onnx", out=tmp_path / "onnx")
+    reader, graph = open_reader(tmp_path / "run"), Graph(tmp_path / "onnx" / onnx["file"])
+    items = [reader.item(row) for row in rows(12)[6:]]
+    by_graph = reader.answers(items, reader.forward_of(graph))
+    assert [one.score for one in by_graph] == pytest.approx([one.score for one in said], abs=1e-4)
+
+
+def test_a_model_without_a_masked_lm_head_is_refused(task_model: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    loaded = open_model(task_model)
+    save_model(tmp_path / "bare", with_heads(loaded.network, HeadSettings(num_classes=2), 0), task_model / "tokenizer")
+    with pytest.raises(DataError, match="has no masked-LM head"):
+        tuned(tmp_path / "bare", files, tmp_path / "run")
+    with pytest.raises(DataError, match="cannot prompt"):
+        remask.load(tmp_path / "bare").prompt(["red"], PATTERN, WORDS)
 
 
 def test_words_are_found_in_the_training_data(task_model: Path, files: dict[str, Path], tmp_path: Path) -> None:
