@@ -205,9 +205,9 @@ def finetune(
     """Teach a pretrained model a task of your own or of the papers.
 
     `task`: classify, regress, multilabel, pair, ner, qa, choice, prompt, or a named one such as "glue:sst2". `init`:
-    the model to start from. `train`, `dev`: labelled files; without `dev` a fifth of `train` is set aside. `text`, `text2`,
-    `label`: columns. `data`: the folder of a named task's files, instead of `train` and `dev`.
-    `pattern`, `words`: for a prompt, see `Model.prompt`.
+    the model to start from. `train`, `dev`: labelled files; without `dev` a fifth of `train` is set aside. `text`,
+    `text2`, `label`: columns. `data`: the folder of a named task's files, instead of `train` and `dev`. `pattern`,
+    `words`: for a prompt, see `Model.prompt`.
 
     The result has `metrics`, `spread` over the seeds, `notes`, and `model`, the folder of the best seed's model.
 
