@@ -34,7 +34,9 @@ def curve_report(values: Mapping[str, Any]) -> str:
     rules = [Rule("always the same answer", baseline[metric])] if metric in baseline else []
     marks = {place[size]: f"{size:,}" for size in sizes}
     drawn = line_chart(series, x_name="labelled examples", y_name=metric, rules=rules, x_marks=marks)
-    page.figure(drawn, f"{metric} on the dev file; the median of {values['seeds']} seeds, lowest to highest shaded")
+    page.figure(
+        drawn, f"{metric} on the dev file; the median of {values['seeds']['count']} seeds, lowest to highest shaded"
+    )
     page.table(
         ["labels", "way", metric, "lowest", "highest"],
         [[f"{r['labels']:,}", NAMES[r["method"]], *(r["spread"][k] for k in ("median", "low", "high"))] for r in rows],

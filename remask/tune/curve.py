@@ -28,7 +28,7 @@ from remask.tasks.kind import Problem
 from remask.tasks.prompts import Prompt
 from remask.tasks.tables import Example
 from remask.tasks.texts import Classify
-from remask.tune.examples import opened, reading, write_examples
+from remask.tune.examples import data_fingerprint, opened, plain_table, reading, write_examples
 from remask.tune.part import drop_weights, open_start
 from remask.tune.prompt import ready_problem
 from remask.tune.seeds import same_run
@@ -48,18 +48,19 @@ def tune_curve(
     plain = run.model_copy(update={"curve": run.curve.model_copy(update={"labels": ()}), "seeds": 1})
     with ExitStack() as stack:
         stack.enter_context(artifacts.lock(out))
-        same_run({"run": dump(run)}, run, out, allow_change)
+        identity = {"run": dump(run) | {"seeds": None, "seed": None}, "data": data_fingerprint(problem)}
+        same_run(identity, run, out, allow_change)
         if (out / "results.json").is_file():
             progress.say(f"{out}: finished already")
             return json.loads((out / "results.json").read_bytes())
         curve = _Curve(tune, plain, out, problem, progress)
-        sizes = _sizes(run.curve, len(problem.train))
-        rows = [row for size in sizes for row in curve.rows(size, range(run.seed, run.seed + run.seeds))]
+        sizes, seeds = _sizes(run.curve, problem), range(run.seed, run.seed + run.seeds)
+        rows = [row for size in sizes for row in curve.rows(size, seeds)]
         values = {
             "task": run.task, "metric": problem.metric, "init": run.init, "labels": list(problem.labels),
             "metrics": {problem.metric: max(row["spread"]["median"] for row in rows)},
             "data": {"train": len(problem.train), "dev": len(problem.dev), "baseline": dict(problem.facts["baseline"])},
-            "notes": list(problem.notes), "seeds": run.seeds, "curve": rows,
+            "notes": list(problem.notes), "seeds": {"count": run.seeds, "seeds": list(seeds)}, "curve": rows,
         }  # fmt: skip
         artifacts.write_bytes(out / "report.html", curve_report(values).encode())
         values["report"] = str(out / "report.html")
@@ -67,9 +68,15 @@ def tune_curve(
         return values
 
 
-def _sizes(settings: CurveSettings, count: int) -> list[int]:
+def _sizes(settings: CurveSettings, problem: Problem) -> list[int]:
     """Numbers of labels in their order; what is more than there are is all of them."""
-    return sorted({count if size == "all" else min(size, count) for size in settings.labels})
+    count, classes = len(problem.train), len({example.label for example in problem.train})
+    sizes = sorted({count if size == "all" else min(size, count) for size in settings.labels})
+    if small := [size for size in sizes if 0 < size < classes]:
+        raise ConfigError(
+            f"curve: {small[0]} labels are fewer than the {classes} classes, of which fine-tuning needs all"
+        )
+    return sizes
 
 
 def drawn(train: Sequence[Example], labels: Sequence[str], size: int, seed: int) -> list[Example]:
@@ -89,6 +96,7 @@ class _Curve:
 
     def __init__(self, tune: Tune, run: FinetuneRun, out: Path, problem: Problem, progress: Progress) -> None:
         self._tune, self._run, self._out, self._problem, self._progress = tune, run, out, problem, progress
+        self._table = plain_table(run, problem)
         self._vectors: dict[tuple[str, ...], np.ndarray] = {}
 
     def rows(self, size: int, seeds: range) -> list[dict[str, Any]]:
@@ -112,7 +120,7 @@ class _Curve:
         return self._trained("prompt", seed, examples, {}) if examples else self._zero_shot()
 
     def _finetune(self, seed: int, examples: list[Example]) -> dict[str, float]:
-        return self._trained("finetune", seed, examples, {"task": "pair" if self._run.table.text2 else "classify"})
+        return self._trained("finetune", seed, examples, {"task": "pair" if self._table.text2 else "classify"})
 
     def _trained(self, method: str, seed: int, examples: list[Example], changes: Mapping[str, Any]) -> dict[str, float]:
         size = len(examples)
@@ -121,12 +129,12 @@ class _Curve:
         data.mkdir(parents=True, exist_ok=True)
         for path, items in zip(files, (examples, self._problem.dev), strict=True):
             if not path.is_file():
-                write_examples(path, items, self._run.table)
+                write_examples(path, items, self._table)
         # Few labels need more passes over them, up to a number of steps.
         recipe, batch = self._run.train, self._run.batch.num_rows
         epochs = max(recipe.epochs or 0.0, self._run.curve.min_steps * min(batch, size) / size)
         train = recipe.model_copy(update={"epochs": epochs, "eval_every": 0})
-        run = reading(self._run, *files, {"seed": seed, "train": train, **changes})
+        run = reading(self._run, *files, self._table, {"seed": seed, "train": train, **changes})
         folder = self._out / f"{method}-{size}" / f"seed-{seed}"
         found = self._tune(run, folder, progress=self._progress)["metrics"]
         drop_weights(folder)

@@ -19,7 +19,7 @@ from remask.progress import Progress, counted
 from remask.tasks.kind import Problem
 from remask.tasks.tables import Example, read_table
 from remask.tasks.texts import Classify
-from remask.tune.examples import opened, reading, write_examples
+from remask.tune.examples import data_fingerprint, opened, plain_table, reading, write_examples
 from remask.tune.seeds import same_run
 from remask.tune.settings import FinetuneRun, UnlabelledSettings
 from remask.tune.sweep import Tune, publish
@@ -30,19 +30,19 @@ def tune_unlabelled(
     tune: Tune, run: FinetuneRun, out: Path, *, progress: Progress, allow_change: tuple[str, ...] = ()
 ) -> dict[str, Any]:
     """The first model, what it teaches, the second model."""
-    texts = _texts(run)
+    texts, problem = _texts(run), opened(run)
     plain = run.model_copy(update={"unlabelled": UnlabelledSettings()})
     with ExitStack() as stack:
         if is_first_rank():
             stack.enter_context(artifacts.lock(out))
-            same_run({"run": dump(run) | {"seeds": None, "seed": None}}, run, out, allow_change)
+            identity = {"run": dump(run) | {"seeds": None, "seed": None}, "data": data_fingerprint(problem, texts)}
+            same_run(identity, run, out, allow_change)
         if (out / "results.json").is_file():
             progress.say(f"{out}: finished already")
             return json.loads((out / "results.json").read_bytes())
         progress.say("first model:")
         first = tune(plain, out / "first", progress=progress, allow_change=allow_change)
-        problem = opened(run)
-        data = out / "taught.jsonl", out / "dev.jsonl"
+        table, data = plain_table(run, problem), (out / "taught.jsonl", out / "dev.jsonl")
         if is_first_rank() and not all(path.is_file() for path in data):
             taught = _taught(texts, problem, out / "first" / "model", run.unlabelled)
             if not taught:
@@ -51,10 +51,10 @@ def tune_unlabelled(
                     f"(unlabelled.min_score = {run.unlabelled.min_score:g})"
                 )
             progress.say(f"  learned from besides: {counted(len(taught), 'text')} of {len(texts):,}")
-            write_examples(data[1], problem.dev, run.table)
-            write_examples(data[0], [*problem.train, *taught], run.table)
+            write_examples(data[1], problem.dev, table)
+            write_examples(data[0], [*problem.train, *taught], table)
         progress.say("second model:")
-        second = reading(plain, *data)
+        second = reading(plain, *data, table)
         values = tune(second, out / "second", progress=progress, allow_change=allow_change)
         taught_count = values["data"]["train"] - first["data"]["train"]
         values = {**values, "unlabelled": {"texts": len(texts), "taught": taught_count, "first": first["metrics"]}}

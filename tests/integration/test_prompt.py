@@ -187,3 +187,8 @@ def test_the_curve_compares_ways_over_labels_and_goes_on(
     again = CliRunner().invoke(cli, asked)
     assert json.loads(again.output.splitlines()[-1]) == values
     assert (out / "prompt-4" / "seed-0" / "results.json").stat().st_mtime_ns == stamp
+    finished = CliRunner().invoke(cli, asked)
+    assert json.loads(finished.output.splitlines()[-1]) == values
+    few = CliRunner().invoke(cli, [*asked[:-1], "--curve", "1", "--out", str(tmp_path / "few")])
+    assert few.exit_code == 78
+    assert "1 labels are fewer than the 2 classes" in few.output
