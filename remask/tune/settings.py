@@ -190,7 +190,7 @@ class FinetuneRun(TaskFiles):
         if self.learn == "lora" and self.lora.dropout and self.train.compile:
             raise ValueError("lora.dropout cannot be compiled: train.compile must be false, or lora.dropout 0")
         if self.learn != "all" and not self.init_weights:
-            raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would rest")
+            raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would stay frozen")
         if self.unlabelled.file is not None and (self.tasks or self.grid.given()):
             raise ValueError("unlabelled.file: is for one task and one recipe")
         if self.curve.labels and (self.tasks or self.grid.given() or self.unlabelled.file is not None):

@@ -190,5 +190,5 @@ def test_the_curve_compares_ways_over_labels_and_goes_on(
     finished = CliRunner().invoke(cli, asked)
     assert json.loads(finished.output.splitlines()[-1]) == values
     few = CliRunner().invoke(cli, [*asked[:-1], "--curve", "1", "--out", str(tmp_path / "few")])
-    assert few.exit_code == 78
-    assert "1 labels are fewer than the 2 classes" in few.output
+    assert isinstance(few.exception, ConfigError)
+    assert "1 labels are fewer than the 2 classes" in str(few.exception)
