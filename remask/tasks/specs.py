@@ -234,7 +234,7 @@ _TOPICS = (
     "news_edu", "news_tech", "news_military", "news_travel", "news_world", "news_stock", "news_agriculture",
     "news_game",
 )  # fmt: skip
-_CLUE: dict[str, dict[str, Any]] = {
+_CLUE: dict[str, Json] = {
     "eprstmt": {"columns": ({"text": "sentence", "label": "label"},), "labels": ("Negative", "Positive")},
     "tnews": {"columns": ({"text": "sentence", "label": "label_desc"},), "labels": _TOPICS},
     "ocnli": {"columns": (_PAIR,), "labels": ("entailment", "neutral", "contradiction"), "row": "ocnli"},
