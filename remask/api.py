@@ -60,6 +60,12 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
+def _prompt(pattern: str | Sequence[str] | None, words: Mapping[str, Sequence[str]] | None) -> dict[str, Any]:
+    """A prompt's keywords as settings."""
+    patterns = [pattern] if isinstance(pattern, str) else pattern
+    return {"prompt.patterns": patterns, "prompt.words": words and {label: list(said) for label, said in words.items()}}
+
+
 # ---------------------------------------------------------------------------------------------- pretraining
 
 
@@ -118,8 +124,8 @@ def pretrain(
     recipe. `data`: what `prepare` made. `minutes` or `steps`: how long, in place of the run file's own. `init_from`: a
     model to start from. `dry_run`: check everything, train nothing.
 
-    The result has the held-out `loss`, `perplexity`, `accuracy` and `bits_per_byte`; `out` is a model for `load`,
-    `finetune` and all others.
+    The result has the held-out `loss`, `perplexity`, `accuracy`, `bits_per_byte` and `bits_per_character`; `out` is a
+    model for `load`, `finetune` and all others.
 
     >>> remask.pretrain("wiki_small", data="prepared", minutes=60, out="encoder")["bits_per_byte"]  # doctest: +SKIP
     """
@@ -187,6 +193,8 @@ def finetune(
     text: str | None = None,
     text2: str | None = None,
     label: str | None = None,
+    pattern: str | Sequence[str] | None = None,
+    words: Mapping[str, Sequence[str]] | None = None,
     seeds: int | None = None,
     epochs: float | None = None,
     learn: str | None = None,
@@ -196,9 +204,10 @@ def finetune(
 ) -> dict[str, Any]:
     """Teach a pretrained model a task of your own or of the papers.
 
-    `task`: classify, regress, multilabel, pair, ner, qa, choice, or a named one such as "glue:sst2". `init`: the model
-    to start from. `train`, `dev`: labelled files; without `dev` a fifth of `train` is set aside. `text`, `text2`,
-    `label`: columns. `data`: the folder of a named task's files, instead of `train` and `dev`.
+    `task`: classify, regress, multilabel, pair, ner, qa, choice, prompt, or a named one such as "glue:sst2". `init`:
+    the model to start from. `train`, `dev`: labelled files; without `dev` a fifth of `train` is set aside. `text`,
+    `text2`, `label`: columns. `data`: the folder of a named task's files, instead of `train` and `dev`. `pattern`,
+    `words`: for a prompt, see `Model.prompt`.
 
     The result has `metrics`, `spread` over the seeds, `notes`, and `model`, the folder of the best seed's model.
 
@@ -212,6 +221,7 @@ def finetune(
     keywords = {
         "task": task, "init": init, "train_file": train, "dev_file": dev, "data": data, "table.text": text,
         "table.text2": text2, "table.label": label, "seeds": seeds, "train.epochs": epochs, "learn": learn,
+        **_prompt(pattern, words),
     }  # fmt: skip
     recipe = recipe_of(task) if run is None else ()
     built = _run(FinetuneRun, "finetune", run, keywords, settings, recipe)
@@ -292,18 +302,21 @@ def predict(
     file: StrPath | None = None,
     text: str | None = None,
     text2: str | None = None,
+    pattern: str | Sequence[str] | None = None,
+    words: Mapping[str, Sequence[str]] | None = None,
     scores: bool | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Answer every row of a file with a fine-tuned model; `out` has the same rows with the answers beside them.
 
+    `pattern` and `words` ask a model that fills masks instead, without fine-tuning (see `Model.prompt`).
     For texts that are in memory use `remask.load(model)`. The result counts `rows`, `bad` (set aside) and `cut`.
     """
     from remask.answer.predict import PredictRun
     from remask.answer.predict import main as answer
 
-    keywords = {"model": model, "file": file, "text": text, "text2": text2, "scores": scores}
+    keywords = {"model": model, "file": file, "text": text, "text2": text2, "scores": scores, **_prompt(pattern, words)}
     return answer(_run(PredictRun, None, run, keywords, settings), Path(out), progress=progress or Progress())
 
 
