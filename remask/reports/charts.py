@@ -37,6 +37,14 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A vertical line at a moment."""
+
+    name: str
+    x: float
+
+
+@dataclass(frozen=True)
 class Bar:
     """One bar: its value and the lowest and highest of the runs behind it."""
 
@@ -91,7 +99,9 @@ def dot_chart(rows: Sequence[DotRow], *, label: str, rule: float | None = None) 
     return f"<div class='dots' role='group' aria-label='{as_html(label)}'>{''.join(parts)}{axis}</div>"
 
 
-def line_chart(series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = ()) -> str:
+def line_chart(
+    series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = (), marks: Sequence[Mark] = ()
+) -> str:
     """Lines over a common x axis. Points that are not finite are left out."""
     clean = [replace(s, points=[p for p in s.points if all(map(math.isfinite, p))]) for s in series]
     clean = [s for s in clean if s.points]
@@ -109,6 +119,11 @@ def line_chart(series: Sequence[Series], *, x_name: str, y_name: str, rules: Seq
         parts.append(f"<line class='rule' x1='{LEFT}' x2='{WIDTH - RIGHT}' y1='{y:.1f}' y2='{y:.1f}'/>")
         label = f"{rule.name} {_number(rule.y)}"
         parts.append(f"<text class='rule-name' x='{WIDTH - RIGHT - 4}' y='{y - 5:.1f}'>{as_html(label)}</text>")
+    for mark in marks:
+        if min(xs) <= mark.x <= max(xs):
+            x = to_x(mark.x)
+            line = f"<line class='mark' x1='{x:.1f}' x2='{x:.1f}' y1='{TOP}' y2='{HEIGHT - BOTTOM}'>"
+            parts.append(f"{line}{_title(mark.name)}</line>")
     for index, s in enumerate(clean):
         colour = f"style='stroke:var(--series-{index % NUM_COLOURS})'"
         if s.band:

@@ -37,6 +37,7 @@ figcaption{color:var(--soft);font-size:.88rem;margin-top:6px}.chart{width:100%;h
 .grid{stroke:var(--line)}.tick,.axis,.rule-name,.value{fill:var(--soft);font-size:12px}.value{fill:var(--ink)}
 .tick.x,.axis{text-anchor:middle}.tick.y,.rule-name{text-anchor:end}.line{fill:none;stroke-width:2}
 .line.faint{stroke-width:1;opacity:.45}.rule{stroke:var(--soft);stroke-dasharray:5 4}
+.mark{stroke:var(--series-6);stroke-width:2}
 .whisker{stroke:var(--ink);stroke-width:1.5}.sample{fill:var(--paper);stroke:var(--ink)}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:4px 16px;padding:0;margin:6px 0 0;font-size:.88rem}
 .swatch{display:inline-block;width:12px;height:12px;border-radius:3px;margin-right:6px;vertical-align:-1px}
@@ -101,6 +102,7 @@ class Page:
     def __init__(self, title: str, subtitle: str = "") -> None:
         self._title = title
         self._script = ""
+        self._reload_seconds: int | None = None
         self._parts = [f"<h1>{as_html(title)}</h1>", f"<p class='soft'>{as_html(subtitle)}</p>" if subtitle else ""]
 
     def tiles(self, tiles: Sequence[Tile]) -> None:
@@ -171,8 +173,13 @@ class Page:
         link = f"<a href='http://{SERVED_AT}/'>{SERVED_AT}</a>"
         self._parts.append(f"<p>Try it in a browser: <code>{command}</code>, then open {link}.</p>")
 
+    def reload_after(self, seconds: int) -> None:
+        """The browser opens the page again after so long: for one that is written anew while it is looked at."""
+        self._reload_seconds = seconds
+
     def html(self) -> str:
         policy, script = POLICY, ""
+        again = f"<meta http-equiv='refresh' content='{self._reload_seconds}'>" if self._reload_seconds else ""
         if self._script:
             mark = base64.b64encode(hashlib.sha256(self._script.encode()).digest()).decode()
             policy, script = f"{POLICY}; script-src 'sha256-{mark}'", f"<script>{self._script}</script>"
@@ -180,7 +187,7 @@ class Page:
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
             f"<meta http-equiv='Content-Security-Policy' content=\"{policy}\">"
             f"{PAGE_MARK}<meta name='viewport' content='width=device-width,initial-scale=1'>"
-            f"<title>{as_html(self._title)}</title><style>{STYLE}</style></head>"
+            f"{again}<title>{as_html(self._title)}</title><style>{STYLE}</style></head>"
             f"<body><main>{''.join(self._parts)}</main>{script}</body></html>\n"
         )
 
