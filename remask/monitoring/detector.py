@@ -207,13 +207,12 @@ class Detector:
             "unrest": self._level.unrest_K.tolist(),
             "effects": {name: effect.tolist() for name, effect in self._level.effects.items()},
         }
-        self._windows, self._needed = list(since), self.settings.settle
+        # A few windows more in any case: those that raised the alarm were high by chance, too.
+        self._windows, self._needed = list(since), max(self.settings.settle, len(since) + self.settings.settle // 2)
         self._calm = len(self._windows)
         self._sums_2K[:] = 0.0
         self._zeros = [[0] * len(self.classes) for _ in range(2)]
         self._level = None
-        if self._calm >= self._needed:
-            self._fit()
 
     def _join(self) -> None:
         """Windows up to where all sums were last zero were calm: the level is taken from them, too."""

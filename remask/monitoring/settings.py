@@ -47,7 +47,11 @@ class AlarmSettings(Config):
     baseline: int = switch(24, "windows with texts that a group learns from before it is judged", effect="math",
         samples=[8], ge=2)  # fmt: skip
     settle: int = switch(
-        6, "windows from the onset on that a new level is learned from after an alarm", effect="math", samples=[3], ge=2
+        6,
+        "fewest windows from the onset on that a new level is learned from after an alarm",
+        effect="math",
+        samples=[3],
+        ge=2,
     )
     memory: int = switch(500, "windows without a shift that the level is taken from, the last ones", effect="math",
         samples=[8], ge=2)  # fmt: skip

@@ -1,4 +1,4 @@
-"""`remask monitor` as a user runs it, with a real (tiny) classifier; and the page docs/uses/opinion.md at smoke scale."""
+"""`remask monitor` as a user runs it, with a real (tiny) classifier: docs/uses/opinion.md at smoke scale."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def tweets(path: Path) -> None:
     for day in DAYS:
         for hour in range(24):
             for airline in ("united", "JetBlue", "USAirways"):
-                for _ in range(2):
+                for _ in range(9 if airline == "united" else 5):
                     is_bad = draw.random() < (0.9 if airline == "JetBlue" and day >= 22 else 0.3)
                     word = "red cold" if is_bad else "warm new"
                     rows.append(
@@ -71,7 +71,7 @@ def test_the_page_about_opinion_runs(task_model: Path, tmp_path: Path, monkeypat
     watched = remask([*commands[2][1:], "--json", "--set", "precision=fp32"])
     *events, end = (json.loads(line) for line in watched.stdout.splitlines())
     assert end["event"] == "end"
-    assert end["texts"] == len(DAYS) * 24 * 4
+    assert end["texts"] == len(DAYS) * 24 * 10
     alarms = [event for event in events if event["event"] == "alarm"]
     assert alarms == end["alarms"]
     assert [(alarm["group"], alarm["class"], alarm["onset"][:10]) for alarm in alarms] == [
