@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from remask.schema import Batch, Loss, Part
+from remask.schema import Batch, Loss, LossPart
 from remask.tasks.kind import Sums, TaskKind, TaskLoss
 from remask.tasks.settings import LossSettings
 
@@ -59,8 +59,8 @@ class TaskObjective:
             sums[name] = sum(one[name] for one in passes) / len(passes)
         if step is not None and "orthogonality" in self.weights:
             sums["orthogonality"] = model.encoder.ration.tangle()
-        parts = {name: Part(total, counts[name]) for name, total in sums.items()}
-        return Loss(parts, {} if right is None else {"accuracy": Part(right, counts["task"])})
+        parts = {name: LossPart(total, counts[name]) for name, total in sums.items()}
+        return Loss(parts, {} if right is None else {"accuracy": LossPart(right, counts["task"])})
 
     def _noise(self, step: int, batch: Batch, again: bool = False) -> Any:
         """Dropout of a step; `again`: of a second pass, from a stream of its own."""

@@ -165,9 +165,6 @@ def _model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
     if run.updates is not None or run.learn in BESIDE:
         reasons = no_peft(model_settings(run, settings), head_settings(run, start, problem))
         notes += [f"the model will have no adapter folder for peft: {reason}" for reason in reasons]
-    top = run.train.trainable_top_layers
-    if top is not None and top > settings.num_layers:
-        notes.append(f"train.trainable_top_layers = {top}: the network has {settings.num_layers} layers, all learn")
     return notes
 
 
