@@ -9,7 +9,7 @@ before a function is called. Not here: how any of it works.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from remask.answer.predict import PredictRun
     from remask.evaluation.settings import EvaluateRun
     from remask.exports.settings import ExportRun
+    from remask.monitoring.settings import MonitorRun
     from remask.preparation.settings import PrepareRun
     from remask.pretraining.settings import PretrainRun
     from remask.studies.settings import StudyRun
@@ -402,3 +403,34 @@ def study(
         built = built.model_copy(update={"name": name})
     work = estimate if dry_run else do
     return work(built, Path(out), progress=progress or Progress())
+
+
+def monitor(
+    run: MonitorRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    model: StrPath | None = None,
+    input: StrPath | None = None,
+    time: str | None = None,
+    text: str | None = None,
+    group: str | None = None,
+    window: str | None = None,
+    settings: Settings | None = None,
+    on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Watch texts over time: shares of the model's classes by window and group, and an alarm where one shifts.
+
+    `input`: a table, or "-" for stdin. `time`, `text`, `group`: columns. `window`: "15m", "1h", "1d". Others by name:
+    `{"alarm.shift": 0.05, "alarm.rhythm": "daily", "zone": "Europe/Berlin", "follow": True}`. `on_event` gets every
+    closed window and every alarm, once. The same call with the same `out` goes on after a stop or a kill.
+
+    >>> remask.monitor(model="opinion", input="tweets.csv", time="created", group="airline", window="3h",
+    ...                out="watch")["alarms"]                                         # doctest: +SKIP
+    """
+    from remask.monitoring.run import monitor as watch
+    from remask.monitoring.settings import MonitorRun
+
+    keywords = {"model": model, "input": input, "time": time, "text": text, "group": group, "window": window}
+    built = _run(MonitorRun, None, run, keywords, settings)
+    return watch(built, Path(out), progress=progress or Progress(), on_event=on_event)

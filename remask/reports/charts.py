@@ -38,6 +38,14 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class Mark:
+    """A vertical line at a moment."""
+
+    name: str
+    x: float
+
+
+@dataclass(frozen=True)
 class Bar:
     """One bar: its value, and the lowest and highest of the runs behind it. `text`: what stands beside it, else the
     value. `mark`: a place that it should have reached."""
@@ -82,6 +90,7 @@ class Point:
 def line_chart(
     series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = (), log_x: bool = False,
     x_marks: Mapping[float, str] | None = None,
+    marks: Sequence[Mark] = (),
 ) -> str:  # fmt: skip
     """Lines over a common x axis. Points that are not finite are left out. `log_x`: equal steps are equal factors,
     with a tick at every x there is. `x_marks`: ticks at these x, with these words."""
@@ -107,6 +116,7 @@ def line_chart(
     parts = [_level(to_y(tick), "grid") for tick in y_ticks] + [_level(to_y(rule.y), "rule") for rule in rules]
     for index, one in enumerate(clean):
         parts += _line(one, index, to_x, to_y)
+    parts += [_upright(to_x(mark.x), mark.name) for mark in marks if min(xs) <= mark.x <= max(xs)]
     labels = [_at("tick y", to_y(tick), HEIGHT, "top", _number(tick)) for tick in y_ticks]
     labels += [
         _at("tick x odd" if i % 2 else "tick x", to_x(tick), WIDTH, "left", (x_marks or {}).get(tick, _number(tick)))
@@ -119,6 +129,11 @@ def line_chart(
         f"<div class='plot-box'>{svg}{''.join(labels)}</div>"
         f"<div class='plot-name x'>{as_html(x_name)}</div></div>{_legend([s.name for s in clean])}"
     )
+
+
+def _upright(x: float, name: str) -> str:
+    title = f"<title>{as_html(name)}</title>"
+    return f"<line class='mark' x1='{x:.1f}' x2='{x:.1f}' y1='0' y2='{HEIGHT}'>{title}</line>"
 
 
 def _line(one: Series, index: int, to_x: Callable[[float], float], to_y: Callable[[float], float]) -> list[str]:
