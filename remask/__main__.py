@@ -31,6 +31,7 @@ VERBS = {
     "tune": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
     "evaluate": "Score a model on tasks (without a head it is fine-tuned first) or a labelled file.",
     "predict": "What a fine-tuned model says about every row of a file.",
+    "monitor": "Texts as they come: shares of a classifier's classes over time, and an alarm on a shift.",
     "study": "The papers' tables, or your own, at your scale: which decision matters, with intervals.",
     "compare": "Training runs side by side: last values, curves, what differs.",
     "report": "One HTML page about a training run.",

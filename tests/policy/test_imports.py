@@ -53,10 +53,11 @@ MAY_IMPORT = {
     | ANSWERING
     | {"text", "start", "objectives", "train", "preparation", "pretraining", "tune", "reports"},
     "serve": GROUND | ANSWERING,
+    "monitoring": GROUND | ANSWERING | {"reports"},
     "studies": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "reports"},
     "api": GROUND
     | ANSWERING
-    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
+    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "studies", "monitoring"},
 }
 
 
