@@ -131,9 +131,7 @@ def test_a_killed_search_ends_like_one_that_was_not(folder: Path, zygote: Zygote
     whole = zygote.run(*command("tune", folder, folder / "tune"))
     assert whole.returncode == 0, whole.stderr
     log = folder / "tune-cut/trials/1/seed-0/metrics.jsonl"
-    killed = zygote.run(
-        *command("tune", folder, folder / "tune-cut"), signals=[(0, "SIGKILL")], wait_for=log, size=1
-    )
+    killed = zygote.run(*command("tune", folder, folder / "tune-cut"), signals=[(0, "SIGKILL")], wait_for=log, size=1)
     assert killed.returncode == -9
     again = zygote.run(*command("tune", folder, folder / "tune-cut"))
     assert again.returncode == 0, again.stderr
