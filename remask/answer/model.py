@@ -8,7 +8,7 @@ Not here: what is asked and how it is read (questions), HTTP (app), training, me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -93,6 +93,11 @@ class Model:
         return f"<remask model {self.folder.name}: {shape}, {size}; {', '.join(self.methods)}>"
 
     @property
+    def prompts(self) -> Mapping[str, str]:
+        """What can be put before texts to embed, by name."""
+        return self.reader.prompts
+
+    @property
     def methods(self) -> tuple[str, ...]:
         """What this model can do."""
         return self.questions.methods
@@ -156,15 +161,19 @@ class Model:
         self,
         texts: Sequence[str],
         *,
+        prompt: str | None = None,
         pooling: Pooling | None = None,
         normalize: bool = True,
         long_texts: LongTexts = "error",
     ) -> np.ndarray:
         """One vector a text (texts x width, fp32), of length 1 unless `normalize` is off.
 
-        `pooling`: the first token's state or the mean over the tokens; by default as the model was made.
+        `prompt`: the name of a text that the model was taught to read before these ("query", "document"); None: they
+        are read as they are. `pooling`: the first token's state or the mean over the tokens; by default as the model
+        was made.
         """
-        return self._now(self.questions.embed(texts, pooling=pooling, normalize=normalize, long_texts=long_texts))
+        asked = self.questions.embed(texts, prompt=prompt, pooling=pooling, normalize=normalize, long_texts=long_texts)
+        return self._now(asked)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> list[Ranked]:
         """The texts by closeness to the query, closest first."""

@@ -218,11 +218,13 @@ class Questions:
         self,
         texts: Sequence[str],
         *,
+        prompt: str | None = None,
         pooling: Pooling | None = None,
         normalize: bool = True,
         long_texts: LongTexts = "error",
     ) -> Question[np.ndarray]:
-        rows = [self.row(text, long_texts) for text in _several(texts)]
+        before = "" if prompt is None else self._prompt(prompt)
+        rows = [self.row(before + text, long_texts) for text in _several(texts)]
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[np.ndarray]:
             vectors_BD = self.network.embed(hidden_BSD, batch.lengths_B, pooling).float()
@@ -234,7 +236,10 @@ class Questions:
         return np.stack(vectors) if vectors else np.zeros((0, self.settings.hidden_size), np.float32)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> Question[list[Ranked]]:
-        vectors = yield from self.embed([query, *_several(texts)], long_texts=long_texts)
+        # A model that was taught with prompts has one for each side; one without them reads both sides alike.
+        asked, offered = (self.reader.prompts.get(name, "") for name in ("query", "document"))
+        both = [asked + query, *(offered + text for text in _several(texts))]
+        vectors = yield from self.embed(both, long_texts=long_texts)
         scores = vectors[1:] @ vectors[0]
         return [Ranked(int(i), float(scores[i]), texts[i]) for i in np.argsort(-scores, kind="stable")]
 
@@ -264,6 +269,13 @@ class Questions:
     def _need(self, method: str) -> None:
         if method not in self.methods:
             raise CannotError(f"{self.folder.name}: this model cannot {method}; it can {', '.join(self.methods)}")
+
+    def _prompt(self, name: str) -> str:
+        known = self.reader.prompts
+        if name not in known:
+            has = f"has {', '.join(map(repr, known))}" if known else "has none"
+            raise DataError(f"prompt = {name!r}: {self.folder.name} {has}; leave it out to embed texts as they are")
+        return known[name]
 
     def row(self, text: str | tuple[str, ...], long_texts: LongTexts, marked: bool = False) -> Row:
         """A text or pair with its special tokens. `marked`: the mask's name in it is the mask."""

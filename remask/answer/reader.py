@@ -17,6 +17,7 @@ import numpy as np
 
 from remask.answer.runner import Forward, forward_outputs
 from remask.errors import DataError
+from remask.model.interop import read_prompts
 from remask.model.store import Loaded, open_model
 from remask.schema import Batch
 from remask.tables import Cells
@@ -56,6 +57,13 @@ class Reader:
             folder = self.loaded.folder
             raise DataError(f"{folder}: has no task's head; fine-tune it first (remask finetune --init {folder} …)")
         return next(iter(self.tasks.values()))
+
+    @cached_property
+    def prompts(self) -> Mapping[str, str]:
+        """What to put before a text, by name, as the model was taught."""
+        if self.stored is not None and self.stored.prompts:
+            return self.stored.prompts
+        return read_prompts(self.loaded.folder)
 
     def frame(self, rows: RowSettings | None = None) -> Frame:
         """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""

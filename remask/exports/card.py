@@ -5,6 +5,7 @@ In: the model's settings and what its maker says about it. Out: Markdown. Nothin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -40,7 +41,8 @@ def model_card(
     no_class: Sequence[str] = (),
 ) -> str:
     """`card` may have: title, description, language, license, base_model, datasets [...], data {...}, metrics {...},
-    training {...}, limits [...], and for the front matter results {dataset {name, type}, metrics {name: number}}."""
+    training {...}, limits [...], prompts {name: text}, and for the front matter results {dataset {name, type},
+    metrics {name: number}}."""
     kind = next((kind for kind in _TASKS if class_name.endswith(kind)), "Model")
     pipeline, method = _TASKS[kind]
     tags = ["remask", pipeline, *(["sentence-transformers"] if kind == "Model" and not no_class else [])]
@@ -54,7 +56,8 @@ def model_card(
     if side:
         lines += [f"`remask_heads.safetensors` holds what {class_name} has no place for: {', '.join(side)}.", ""]
     lines += _told(card)
-    lines += _usage(class_name, kind, method, tokenizer, bool(no_class))
+    prompts = {name: text for name, text in card.get("prompts", {}).items() if name.isidentifier()}
+    lines += _usage(class_name, kind, method, tokenizer, bool(no_class), prompts)
     return "\n".join(lines) + "\nMade with remask.\n"
 
 
@@ -242,15 +245,26 @@ def _shape(settings: ModelSettings, heads: HeadSettings, tokenizer: Tokenizer) -
     return ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items()), ""]
 
 
-def _usage(class_name: str, kind: str, method: str, tokenizer: Tokenizer, own: bool) -> list[str]:
+def _usage(
+    class_name: str, kind: str, method: str, tokenizer: Tokenizer, own: bool, prompts: Mapping[str, str]
+) -> list[str]:
     mask = tokenizer.special_names["mask"]
     example = _EXAMPLES.get(method, '["A text.", "Another."]').replace("MASK", mask)
     lines = ["## Use", "", "```python", "import remask", "", 'model = remask.load("this-folder")']
-    lines += [f"model.{method}({example})", "```", ""]
+    asked = [f'{example}, prompt="{name}"' for name in prompts] if method == "embed" else []
+    lines += [*(f"model.{method}({words})" for words in asked or [example]), "```", ""]
+    if asked:
+        lines += ["It was taught to read a text before each of its inputs, by the side they are on:", ""]
+        lines += ["| prompt | text |", "|---|---|"]
+        lines += [f"| {as_markdown(name)} | {as_markdown(json.dumps(text))} |" for name, text in prompts.items()]
+        lines += [""]
     if not own and kind == "Model":
         lines += ["```python", "from sentence_transformers import SentenceTransformer", ""]
-        lines += ['model = SentenceTransformer("this-folder")', f"vectors = model.encode({example})"]
-        lines += ["print(model.similarity(vectors, vectors))", "```", ""]
+        lines += ['model = SentenceTransformer("this-folder")']
+        named = [f'{name} = model.encode({example}, prompt_name="{name}")' for name in prompts]
+        lines += named or [f"vectors = model.encode({example})"]
+        first, last = (next(iter(prompts)), list(prompts)[-1]) if prompts else ("vectors", "vectors")
+        lines += [f"print(model.similarity({first}, {last}))", "```", ""]
     if not own:
         lines += ["```python", f"from transformers import AutoTokenizer, {class_name}", ""]
         lines += ['tokenizer = AutoTokenizer.from_pretrained("this-folder")']

@@ -188,8 +188,8 @@ def _write_beside(
     write_json(aside / "config.json", config)
     write_tokenizer(aside, source, tokenizer)
     if kind == "Model":
-        write_sentence_transformers(aside, settings, heads)
-    elif (source.folder / TASK_JSON).is_file():
+        write_sentence_transformers(aside, source)
+    if source.has_task:
         shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
     write_json(aside / "results.json", results)
     text = graph_card(settings, heads, tokenizer, card, results, reasons)

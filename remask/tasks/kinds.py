@@ -11,8 +11,8 @@ import contextlib
 import difflib
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +131,7 @@ class StoredTask:
     metric: str
     table: TableSettings
     rows: RowSettings
+    prompts: Mapping[str, str] = field(default_factory=dict)  # name -> what stands before a text, see Model.embed
 
     def to_json(self) -> bytes:
         values = {
@@ -140,6 +141,7 @@ class StoredTask:
             "metric": self.metric,
             "table": dump(self.table),
             "rows": dump(self.rows),
+            **({"prompts": dict(self.prompts)} if self.prompts else {}),
         }
         return json.dumps(values, indent=1, ensure_ascii=False).encode()
 
@@ -155,7 +157,8 @@ class StoredTask:
             table = TableSettings.model_validate_json(json.dumps(known["table"]))
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
             labels, metric = tuple(known["labels"]), known.get("metric", kind.metric)
-            return cls(known["task"], kind, labels, metric, table, rows)
+            prompts = checked_prompts(known.get("prompts", {}))
+            return cls(known["task"], kind, labels, metric, table, rows, prompts)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
 
@@ -180,6 +183,13 @@ class StoredTask:
         problem = _with_fewer(problem, "dev", max_dev, "scored on")
         baseline = self.kind.baseline(problem.dev, problem.dev, self.labels)
         return replace(problem, facts={"test": len(problem.dev), **problem.facts, "baseline": baseline})
+
+
+def checked_prompts(values: object) -> dict[str, str]:
+    """Prompts by name as a file has them; ValueError where they are something else."""
+    if not isinstance(values, Mapping) or not all(isinstance(v, str) for pair in values.items() for v in pair):
+        raise ValueError("prompts must be texts by name")
+    return dict(values)
 
 
 def check_same_labels(problem: Problem, labels: Sequence[str]) -> None:
