@@ -1,7 +1,7 @@
 """What an index is made of, and how it is searched. No torch here.
 
-`IndexRun` is `remask index`, `SearchRun` is `remask search`. What decides the bytes of an index is in `IndexRun` but for
-`docs`, `workers` and `engine`; the manifest keeps it, and whoever adds to the index must say the same.
+`IndexRun` is `remask index`, `SearchRun` is `remask search`. What decides the bytes of an
+index is in `IndexRun`, but for the fields of `OWN`; the manifest keeps it, and adding to an index goes by it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ By = Literal["vectors", "words", "both"]
 class PassageSettings(Config):
     """Where a document is cut."""
 
-    length: int = switch(
-        256, "tokens of a passage at most; whole sentences fill it", effect="data", samples=[32], ge=8
-    )
+    length: int = switch(256, "tokens of a passage at most; whole sentences fill it", effect="data", samples=[32], ge=8)
     overlap: int = switch(
         0, "sentences at the end of a passage that the next one begins with", effect="data", samples=[1], ge=0
     )
@@ -39,10 +37,12 @@ class VectorSettings(Config):
     rescore: int = setting(20, "with int8: candidates that are looked at in full, for each passage wanted", ge=1)
 
 
-class FaissSettings(Config):
-    """A graph or a coarse grid beside the vectors: approximate, for collections beyond a million passages."""
+class ApproximateSettings(Config):
+    """A graph or a coarse grid beside the vectors (FAISS): for collections beyond a million passages."""
 
-    kind: Literal["none", "hnsw", "ivfpq"] = switch("none", "FAISS structure beside the vectors", effect="data")
+    kind: Literal["none", "hnsw", "ivfpq"] = switch(
+        "none", "hnsw: a graph of neighbours; ivfpq: cells with short codes; none: exact search", effect="data"
+    )
     neighbours: int = setting(32, "hnsw: links of a node", ge=4, le=256)
     width: int = setting(128, "hnsw: candidates held while a query walks the graph", ge=8)
     lists: int = setting(0, "ivfpq: cells of the grid; 0: four times the root of the number of passages", ge=0)
@@ -66,10 +66,10 @@ class IndexRun(Config):
     id: ColumnName | None = setting(None, "of a table: the column with the id; null: `id` where there is one")
     fields: tuple[ColumnName, ...] = setting((), "of a table: columns that are kept beside the text")
     passages: PassageSettings = PassageSettings()
-    prompt: str | None = setting("document", "what the model puts before a passage, by its name; null: nothing")
-    query_prompt: str | None = setting("query", "what it puts before a query")
+    prompt: str | None = setting(None, "name of what the model reads before a passage; null: `document` if it has it")
+    query_prompt: str | None = setting(None, "the same before a query; null: `query` if it has it")
     vectors: VectorSettings = VectorSettings()
-    faiss: FaissSettings = FaissSettings()
+    approximate: ApproximateSettings = ApproximateSettings()
     words: WordSettings = WordSettings()
     to: str | None = setting(None, "beside the folder: postgres://… or parquet; null: the folder alone")
     table: str = setting("remask_passages", "of PostgreSQL: the table", pattern=r"^[a-z_][a-z0-9_]{0,47}$")
@@ -80,6 +80,10 @@ class IndexRun(Config):
     workers: int = setting(1, "processes that cut and encode; each has the model in memory", ge=1)
     engine: Literal["local", "ray"] = setting("local", "ray: on the machines of a Ray cluster (RAY_ADDRESS)")
     seed: int = setting(0, "of the map and of FAISS")
+
+
+# What belongs to one command rather than to the index that it makes.
+OWN = ("model", "docs", "to", "table", "device", "workers", "engine")
 
 
 class SearchRun(Config):
@@ -95,6 +99,7 @@ class SearchRun(Config):
     top: int = setting(10, "how many are wanted", ge=1, le=10_000)
     rerank: Path | None = setting(None, "a model of pairs that puts the best in a new order")
     rerank_top: int = setting(50, "how many of them", ge=1)
+    rerank_label: str | None = setting(None, "of a classifier of pairs: the class that means that a passage fits")
     model: Path | None = setting(None, "where the index's model is now, if it was moved")
     table: str = setting("remask_passages", "of PostgreSQL: the table", pattern=r"^[a-z_][a-z0-9_]{0,47}$")
     device: str = setting("cpu", "cpu, cuda, ...")

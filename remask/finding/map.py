@@ -1,0 +1,75 @@
+"""A two-dimensional map of a collection: a sample of its passages as points, and where a query stands among them.
+
+The vectors' two main directions (PCA) give a start; then neighbours are drawn together and others pushed apart, which
+shows groups that two directions cannot. A query has no place of its own: it is put between the points that it is
+closest to. The same index and seed give the same map.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+if TYPE_CHECKING:
+    from remask.finding.index import Index
+
+MAX_POINTS = 1_000
+_NEIGHBOURS, _ROUNDS, _PUSHED = 12, 150, 8
+_LABEL_LETTERS = 80
+
+
+def write_map(index: Index, path: Path, seed: int) -> None:
+    """The points of a sample, spread over the collection."""
+    rows = np.arange(index.num_rows)
+    if index.removed is not None:
+        rows = rows[~index.removed]
+    if len(rows) > MAX_POINTS:
+        rows = rows[np.linspace(0, len(rows) - 1, MAX_POINTS).astype(int)]
+    vectors = np.stack([index.vector(int(row)) for row in rows]) if len(rows) else np.zeros((0, index.size))
+    places = layout(vectors, seed)
+    points = []
+    for row, (x, y) in zip(rows.tolist(), places.tolist(), strict=True):
+        hit = index.hit(row, 0.0)
+        points.append({"row": row, "id": hit.id, "x": x, "y": y, "text": hit.text[:_LABEL_LETTERS]})
+    path.write_bytes(orjson.dumps({"points": points, "passages": len(index)}))
+
+
+def layout(vectors: np.ndarray, seed: int) -> np.ndarray:
+    """Places in [-1, 1] x [-1, 1], one a vector."""
+    count = len(vectors)
+    if count < 3:
+        return np.stack([np.linspace(-0.5, 0.5, count), np.zeros(count)], 1) if count else np.zeros((0, 2))
+    centred = vectors - vectors.mean(axis=0)
+    _, _, axes = np.linalg.svd(centred, full_matrices=False)
+    axes = axes[:2] * np.sign(axes[:2, np.abs(axes[:2]).argmax(axis=1)].diagonal())[:, None]
+    places = centred @ axes.T
+    places = places / (np.abs(places).std(axis=0) * 10 + 1e-12)
+    closeness = centred @ centred.T
+    np.fill_diagonal(closeness, -np.inf)
+    neighbours = np.argsort(-closeness, axis=1, kind="stable")[:, : min(_NEIGHBOURS, count - 1)]
+    generator = np.random.default_rng(seed)
+    for step in range(_ROUNDS):
+        rate = 0.5 * (1 - step / _ROUNDS)
+        pull = places[neighbours].mean(axis=1) - places
+        others = generator.integers(count, size=(count, _PUSHED))
+        away = places[:, None] - places[others]
+        push = (away / ((away**2).sum(axis=2, keepdims=True) + 0.01)).mean(axis=1)
+        places = places + rate * (pull + 0.05 * push)
+    low, high = places.min(axis=0), places.max(axis=0)
+    return np.round(2 * (places - low) / np.maximum(high - low, 1e-12) - 1, 4)
+
+
+def place_of(index: Index, vector: np.ndarray) -> list[float]:
+    """Where a query stands: the mean of the points closest to it, the closer the heavier."""
+    points = index.map["points"]
+    if not points:
+        return [0.0, 0.0]
+    known = index.map_vectors
+    scores = known @ vector
+    best = np.argsort(-scores, kind="stable")[:5]
+    weights = np.exp((scores[best] - scores[best[0]]) * 20)
+    places: Any = np.array([[points[i]["x"], points[i]["y"]] for i in best])
+    return [round(float(value), 4) for value in weights @ places / weights.sum()]
