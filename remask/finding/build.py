@@ -22,7 +22,7 @@ import orjson
 from remask import artifacts
 from remask.config import dump, fingerprint
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UsageError
-from remask.finding.encode import DOCUMENT, QUERY, make_piece, pieces_of, prompt_name, room_for
+from remask.finding.encode import DOCUMENT, make_piece, pieces_of, prompt_name, room_for
 from remask.finding.index import STAGE, Index, open_index
 from remask.finding.map import write_map
 from remask.finding.passages import PartTask, Passages, joined, make_part
@@ -88,11 +88,12 @@ def _result(made: Index) -> dict[str, Any]:
 def _with(run: IndexRun, out: Path, work: Path, add: bool, progress: Progress) -> Index:
     from remask.model.store import find_model, model_fingerprint
 
-    if run.model is None or run.docs is None:
+    if run.model is None or not run.docs.paths:
         raise UsageError("index needs a MODEL and DOCS: remask index MODEL DOCS… --out INDEX")
     old = open_index(out) if add else None
     if old is not None:
         run = _as_before(run, old)
+    assert run.model is not None
     files, layout = _inputs(run, work, progress)
     folder = find_model(run.model)
     model_key = model_fingerprint(folder)
@@ -164,7 +165,6 @@ def _done(out: Path, mark: str, add: bool) -> Index | None:
 def _inputs(run: IndexRun, work: Path, progress: Progress) -> tuple[list[InputFile], Any]:
     from remask.text.build import guessed_layout, source_files
 
-    assert run.docs is not None
     files = source_files(run.docs, work)
     unknown = [file for file in files if file.kind == "unknown"]
     if len(unknown) == len(files):
@@ -207,7 +207,7 @@ def _cut(
         example = next((sample for sample in samples if f": {reason}" in sample), "")
         progress.warn(f"{counted(count, 'record')} left out: {reason}{f' (for instance {example})' if example else ''}")
     if not totals["passages"]:
-        raise DataError(f"{', '.join(run.docs.paths if run.docs else ())}: no text to index in these documents")
+        raise DataError(f"{', '.join(run.docs.paths)}: no text to index in these documents")
     parts = [Passages(task.folder) for task, fact in zip(tasks, facts, strict=True) if fact["passages"]]
     return parts, totals | {"dropped": dict(dropped)}
 

@@ -191,12 +191,10 @@ def open_index(folder: Path | str, *, verify: bool = False) -> Index:
         raise DataError(f"{folder}: its manifest says nothing about an index: {error!r}: damaged") from None
 
 
-def open_model(stored: Path, fingerprint: str, *, moved_to: Path | None = None, device: str = "cpu") -> Model:
-    """The model that an index was made with; any other one is refused, for its vectors mean something else."""
-    from remask.answer.model import load
+def same_model(path: Path, fingerprint: str) -> Path:
+    """The folder of the model that an index was made with; of any other, vectors cannot be compared with its own."""
     from remask.model.store import find_model, model_fingerprint
 
-    path = moved_to or stored
     if not path.is_dir():
         raise MissingInputError(f"{path}: the model of this index is not there; say where it is (--model MODEL)")
     folder = find_model(path)
@@ -205,7 +203,14 @@ def open_model(stored: Path, fingerprint: str, *, moved_to: Path | None = None, 
             f"{path}: is another model than the one that this index was made with; its vectors cannot be compared. "
             "Index the documents with it, or name the old one (--model MODEL)"
         )
-    return load(folder, device=device, packed=False)
+    return folder
+
+
+def open_model(stored: Path, fingerprint: str, *, moved_to: Path | None = None, device: str = "cpu") -> Model:
+    """The model of an index, to encode queries with."""
+    from remask.answer.model import load
+
+    return load(same_model(moved_to or stored, fingerprint), device=device, packed=False)
 
 
 # ------------------------------------------------------------------------------------------------------- asking

@@ -55,7 +55,6 @@ class Found:
 
 def read_found(portion: Portion, run: IndexRun, layout: Layout) -> Iterator[Found | Drop]:
     """The documents of a portion with their ids and fields, and what could not become one."""
-    assert run.docs is not None
     if portion.kind in TABLES and portion.kind != "hf":
         yield from _rows(portion, run, run.docs)
         return
@@ -134,12 +133,20 @@ def cut_passages(text: str, tokenizer: Tokenizer, settings: PassageSettings, len
 
 
 def _long(text: str, begin: int, end: int, tokenizer: Tokenizer, length: int) -> Iterator[tuple[int, int, int]]:
-    """A sentence beyond the length in pieces of so many tokens."""
-    _, spans = tokenizer.encode_with_offsets(text[begin:end])
-    firsts = [0, *(int(spans[i][0]) for i in range(length, len(spans), length)), end - begin]
-    for low, high in itertools.pairwise(firsts):
+    """A sentence beyond the length in pieces of at most so many tokens, cut before a word where one begins in time."""
+    sentence = text[begin:end]
+    spans = tokenizer.encode_with_offsets(sentence)[1]
+    first = 0
+    while first < len(spans):
+        last = min(first + length, len(spans))
+        if last < len(spans):
+            words = (i for i in range(last, first + length // 2, -1) if sentence[int(spans[i][0]) - 1].isspace())
+            last = next(words, last)
+        low = 0 if first == 0 else int(spans[first][0])
+        high = end - begin if last == len(spans) else int(spans[last][0])
         if high > low:
-            yield begin + low, begin + high, length
+            yield begin + low, begin + high, last - first
+        first = last
 
 
 def _packed(pieces: Sequence[tuple[int, int, int]], length: int, overlap: int) -> Iterator[tuple[int, int]]:

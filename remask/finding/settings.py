@@ -9,8 +9,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import model_validator
-
 from remask.config import Config, setting, switch
 from remask.tables.form import ColumnName
 from remask.text.settings import SentenceSettings, SourceSettings
@@ -58,11 +56,17 @@ class WordSettings(Config):
     b: float = setting(0.75, "how much a long passage is held against it", ge=0, le=1)
 
 
+class DocsSettings(SourceSettings):
+    """The texts of an index, as a source of `prepare` has them."""
+
+    paths: tuple[str, ...] = setting((), "files, folders, globs, - (stdin), hf:NAME")
+
+
 class IndexRun(Config):
     """What is indexed, and how."""
 
     model: Path | None = setting(None, "a run, checkpoint, model or Hugging Face folder that makes vectors")
-    docs: SourceSettings | None = setting(None, "the texts: files, folders, globs, as `prepare` takes them")
+    docs: DocsSettings = setting(DocsSettings(), "the texts: files, folders, globs, as `prepare` takes them")
     id: ColumnName | None = setting(None, "of a table: the column with the id; null: `id` where there is one")
     fields: tuple[ColumnName, ...] = setting((), "of a table: columns that are kept beside the text")
     passages: PassageSettings = PassageSettings()
@@ -104,11 +108,3 @@ class SearchRun(Config):
     table: str = setting("remask_passages", "of PostgreSQL: the table", pattern=r"^[a-z_][a-z0-9_]{0,47}$")
     device: str = setting("cpu", "cpu, cuda, ...")
     seed: int = setting(0, "of the intervals' draws")
-
-    @model_validator(mode="after")
-    def _one_of_two(self) -> SearchRun:
-        if (self.query is None) == (self.queries is None):
-            raise ValueError('give one of "query" and --queries FILE')
-        if self.qrels is not None and self.queries is None:
-            raise ValueError("qrels belong to --queries FILE")
-        return self

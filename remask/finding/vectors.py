@@ -47,17 +47,20 @@ class Gathered:
         self._least = -np.inf
 
     def add(self, scores: np.ndarray, first_row: int, removed: np.ndarray | None = None) -> None:
-        better = np.flatnonzero(scores >= self._least) if np.isfinite(self._least) else np.arange(len(scores))
+        """Blocks come in the order of their rows, so among equals the ones that are here stay."""
+        better = np.flatnonzero(scores > self._least) if np.isfinite(self._least) else np.arange(len(scores))
         if removed is not None and len(removed):
             better = better[~removed[first_row + better]]
         if not len(better):
             return
         self._scores = np.concatenate([self._scores, scores[better]])
         self._rows = np.concatenate([self._rows, better + first_row])
-        if len(self._scores) > self._top:
-            best = np.argpartition(-self._scores, self._top - 1)[: self._top]
-            self._scores, self._rows = self._scores[best], self._rows[best]
-            self._least = self._scores.min()
+        if len(self._scores) >= self._top:
+            self._least = -np.partition(-self._scores, self._top - 1)[self._top - 1]
+            above = np.flatnonzero(self._scores > self._least)
+            equal = np.flatnonzero(self._scores == self._least)[: self._top - len(above)]
+            kept = np.sort(np.concatenate([above, equal]))
+            self._scores, self._rows = self._scores[kept], self._rows[kept]
 
     def best(self) -> Best:
         order = np.lexsort((self._rows, -self._scores))[: self._top]
@@ -108,7 +111,8 @@ class VectorFile:
             scores = np.asarray(self.vectors[begin : begin + BLOCK_ROWS]) @ queries.T
             for number, one in enumerate(gathered):
                 one.add(scores[:, number], begin, removed)
-        return [one.best() for one in gathered]
+        # A product of matrices rounds otherwise than one of vectors: scores are those of `_one`.
+        return [self.rescored(query, one.best()[1], top) for query, one in zip(queries, gathered, strict=True)]
 
     def _one(self, query: np.ndarray, top: int, removed: np.ndarray | None) -> Best:
         """One query on all cores. numpy's einsum reads memory at its full speed where BLAS' matrix-vector product
