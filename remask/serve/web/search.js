@@ -11,7 +11,7 @@ const [VECTORS, WORDS, BOTH] = [0, 1, 2].map((kind) => kind % KINDS);
 
 /** A list of hits under its name. */
 export function ranking(name, hits, query) {
-  const heading = el("h4", {}, name);
+  const heading = el("h2", { class: "part" }, name);
   if (hits.length === 0) return el("div", { class: "column" }, heading, el("p", { class: "soft" }, "Nothing found."));
   const wanted = new Set((query.toLowerCase().match(WORD) ?? []).filter((word) => word.length > 2));
   const items = hits.map((hit) => el(

@@ -232,7 +232,7 @@ const search = {
       "div",
       {},
       el("div", { class: lists.length > 1 ? "columns two" : "columns" }, ...lists),
-      el("h4", {}, `Map of ${count(passages, "passage")} of ${count(documents, "document")}`),
+      el("h2", { class: "part" }, `Map of ${count(passages, "passage")} of ${count(documents, "document")}`),
       collection(model.id, found),
     );
   },

@@ -16,7 +16,7 @@ TOPICS = {
 }
 
 
-def make_encoder(folder: Path, tokenizer: Path, seed: int = 1) -> Path:
+def make_encoder(folder: Path, tokenizer: Path, seed: int = 1, labels: tuple[str, ...] | None = None) -> Path:
     from remask.model.network import build_network
     from remask.model.settings import HeadSettings, ModelSettings
     from remask.model.store import save_model
@@ -26,7 +26,8 @@ def make_encoder(folder: Path, tokenizer: Path, seed: int = 1) -> Path:
         vocab_size=load_tokenizer(tokenizer).vocab_size, num_layers=1, hidden_size=16, num_heads=2, ffn_size=32,
         max_length=64, init_std=0.3,
     )  # fmt: skip
-    save_model(folder, build_network(settings, HeadSettings(), seed), tokenizer)
+    heads = HeadSettings(num_classes=len(labels)) if labels else HeadSettings()
+    save_model(folder, build_network(settings, heads, seed), tokenizer, labels)
     return folder
 
 

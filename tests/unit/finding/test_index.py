@@ -118,6 +118,25 @@ def test_an_index_grows_and_shrinks(encoder: Path, tmp_path: Path) -> None:
     assert "dog-1" in ids(out, "lazy dog")
 
 
+def test_a_model_of_pairs_puts_the_best_in_its_order(
+    encoder: Path, docs: Path, tmp_path: Path, tiny_tokenizers: dict[str, Path]
+) -> None:
+    pairs = make_encoder(tmp_path / "pairs", tiny_tokenizers["byte-bpe"], labels=("no", "yes"))
+    out, query = tmp_path / "index", "who wrote it?"
+    make(encoder, docs, out)
+    plain = remask.search(out, query, by="words", top=4, progress=QUIET)["hits"]
+    settings = {"rerank_label": "yes", "rerank_top": len(plain)}
+    hits = remask.search(out, query, by="words", top=4, rerank=pairs, settings=settings, progress=QUIET)["hits"]
+    said = remask.load(pairs).classify([(query, hit["text"]) for hit in hits])
+    assert [hit["score"] for hit in hits] == pytest.approx([one.scores["yes"] for one in said], abs=1e-5)
+    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    assert {hit["row"] for hit in hits} == {hit["row"] for hit in plain}
+    with pytest.raises(DataError, match="rerank_label must be the class that means a match, one of no, yes"):
+        remask.search(out, query, rerank=pairs, progress=QUIET)
+    with pytest.raises(DataError, match="cannot compare a query with a passage"):
+        remask.search(out, query, rerank=encoder, progress=QUIET)
+
+
 def test_faiss_finds_what_exact_search_finds(encoder: Path, tmp_path: Path) -> None:
     pytest.importorskip("faiss")
     docs = write_docs(tmp_path / "docs.jsonl", 120)
