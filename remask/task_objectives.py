@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from remask.schema import Batch, Loss, Part
+from remask.schema import Batch, Loss, LossPart
 from remask.tasks.kind import TaskKind, TaskLoss
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ class TaskObjective:
         logits = task_logits(model, self.kind, batch, noise).float()
         sums, right = self.kind.loss(logits, batch, self.plan)
         counts = self.counts(batch)
-        parts = {name: Part(total, counts[name]) for name, total in sums.items()}
-        return Loss(parts, {} if right is None else {"accuracy": Part(right, counts["task"])})
+        parts = {name: LossPart(total, counts[name]) for name, total in sums.items()}
+        return Loss(parts, {} if right is None else {"accuracy": LossPart(right, counts["task"])})
 
 
 class MixedObjective:

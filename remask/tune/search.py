@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from remask.tune.part import drop_weights, open_start
 from remask.tune.seed import Report, train_settings
 from remask.tune.seeds import check_identity
 from remask.tune.settings import TUNED, FinetuneRun, TuneRun
-from remask.tune.sweep import Trial, Trials, sweep
+from remask.tune.sweep import Outcome, Trial, sweep
 
 if TYPE_CHECKING:
     import optuna
@@ -153,21 +154,25 @@ def _fixed(run: TuneRun) -> FinetuneRun:
 
 def _proposals(
     study: optuna.Study, spaces: Mapping[str, Any], run: TuneRun, out: Path, progress: Progress, optuna: Any
-) -> Trials:
+) -> Iterator[Trial]:
     """Trials one after the other; optuna hears how each ended before it proposes the next."""
-    states = optuna.trial.TrialState
     while (trial := _next_trial(study, spaces, run, optuna)) is not None:
-        outcome = yield Trial(trial.params, _folder(out, trial.number), _reporter(study, trial))
-        if isinstance(outcome, _Pruned):
-            progress.say(f"  below the median of the others: trial {trial.number} ends")
-            study.tell(trial, state=states.PRUNED)
-        elif isinstance(outcome, GaveUpError):
-            progress.warn(f"trial {trial.number} diverged: {outcome}")
-            study.tell(trial, state=states.FAIL)
-        else:
-            assert isinstance(outcome, dict)
-            study.tell(trial, outcome["score"])
+        ended = partial(_tell, study, trial, progress, optuna)
+        yield Trial(trial.params, _folder(out, trial.number), _reporter(study, trial), ended)
         _drop_losers(study, out, optuna)
+
+
+def _tell(study: optuna.Study, trial: optuna.Trial, progress: Progress, optuna: Any, outcome: Outcome) -> None:
+    """Optuna hears how a trial ended."""
+    states = optuna.trial.TrialState
+    if isinstance(outcome, _Pruned):
+        progress.say(f"  below the median of the others: trial {trial.number} ends")
+        study.tell(trial, state=states.PRUNED)
+    elif isinstance(outcome, Exception):
+        progress.warn(f"trial {trial.number} diverged: {outcome}")
+        study.tell(trial, state=states.FAIL)
+    else:
+        study.tell(trial, outcome["score"])
 
 
 def _reporter(study: optuna.Study, trial: optuna.Trial) -> Report:
