@@ -25,7 +25,7 @@ from remask.errors import ConfigError, DataError, MissingInputError, OutputError
 from remask.finding.encode import DOCUMENT, make_piece, pieces_of, prompt_name, room_for
 from remask.finding.index import STAGE, Index, open_index
 from remask.finding.map import write_map
-from remask.finding.passages import PartTask, Passages, joined, make_part
+from remask.finding.passages import Passages, PassageTask, joined, make_part
 from remask.finding.settings import OWN, IndexRun
 from remask.finding.vectors import BLOCK_ROWS, VectorFile, mean_vector, write_codes
 from remask.finding.words import write_words
@@ -41,7 +41,7 @@ PARQUET = "passages.parquet"
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Attempt:
     """Where one attempt works, and the index that it adds to."""
 
     out: Path
@@ -119,7 +119,7 @@ def _with(run: IndexRun, out: Path, work: Path, add: bool, progress: Progress) -
     length = _length(run, model, prompt)
     parts, facts = _cut(run, files, layout, work, model, length, progress)
     aside = _empty(work / "new")
-    place = _Place(out, work, old)
+    place = _Attempt(out, work, old)
     number = len(old.segments) if old else 0
     segment = aside / f"segment-{number:04d}"
     segment.mkdir()
@@ -190,7 +190,7 @@ def _cut(
     groups = task_groups([portion for portion in portions(files, 0, layout) if portion.kind != "unknown"])
     model.tokenizer.save(work / "tokenizer")
     tasks = [
-        PartTask(work / "parts" / f"{number:06d}", group, run, layout, work / "tokenizer", length)
+        PassageTask(work / "parts" / f"{number:06d}", group, run, layout, work / "tokenizer", length)
         for number, group in enumerate(groups)
     ]
     with progress.stage("cut into passages", len(tasks), "parts") as stage:
@@ -298,7 +298,7 @@ def _with_parquet(made: Index, work: Path, progress: Progress) -> Index:
     if (made.folder / PARQUET).is_file():
         return made
     aside, manifest = _empty(work / "new"), made.artifact.manifest
-    place = _Place(made.folder, work, made)
+    place = _Attempt(made.folder, work, made)
     return _publish(place, aside, manifest["config"], manifest["counts"], progress, parquet=True)
 
 
@@ -309,7 +309,7 @@ def _empty(folder: Path) -> Path:
 
 
 def _publish(
-    place: _Place,
+    place: _Attempt,
     aside: Path,
     config: dict[str, Any],
     counts: dict[str, Any],
@@ -405,4 +405,4 @@ def _without(out: Path, work: Path, remove: Sequence[str], progress: Progress) -
         "documents": counts["documents"] - len(found),
         "removed_documents": counts["removed_documents"] + len(found),
     }
-    return _publish(_Place(out, work, old), aside, dict(old.artifact.manifest["config"]), counts, progress)
+    return _publish(_Attempt(out, work, old), aside, dict(old.artifact.manifest["config"]), counts, progress)

@@ -25,7 +25,7 @@ DOCUMENT, QUERY = "document", "query"
 
 
 @dataclass(frozen=True)
-class PieceTask:
+class VectorTask:
     """Passages [first, last) of a part, and the file that their vectors go to."""
 
     part: Path
@@ -38,10 +38,10 @@ class PieceTask:
     device: str
 
 
-def pieces_of(part: Path, num_passages: int, out: Path, **how: Any) -> list[PieceTask]:
+def pieces_of(part: Path, num_passages: int, out: Path, **how: Any) -> list[VectorTask]:
     bounds = range(0, num_passages, PIECE_ROWS)
     return [
-        PieceTask(part, first, min(first + PIECE_ROWS, num_passages), out / f"{part.name}-{first:09d}", **how)
+        VectorTask(part, first, min(first + PIECE_ROWS, num_passages), out / f"{part.name}-{first:09d}", **how)
         for first in bounds
     ]
 
@@ -53,7 +53,7 @@ def _opened(path: Path, precision: Any, device: str) -> Model:
     return load(path, precision=precision, device=device)
 
 
-def make_piece(task: PieceTask) -> int:
+def make_piece(task: VectorTask) -> int:
     """The vectors of a piece, unless an earlier attempt made them; how many there are."""
     if not task.out.is_file():
         from remask.finding.vectors import check_vectors

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import orjson
 
+from remask.tasks.plane import plane
+
 if TYPE_CHECKING:
     from remask.finding.index import Index
 
@@ -42,11 +44,9 @@ def layout(vectors: np.ndarray, seed: int) -> np.ndarray:
     count = len(vectors)
     if count < 3:
         return np.stack([np.linspace(-0.5, 0.5, count), np.zeros(count)], 1) if count else np.zeros((0, 2))
+    places, _ = plane(vectors)
+    places = places / (places.std(axis=0) * 10 + 1e-12)
     centred = vectors - vectors.mean(axis=0)
-    _, _, axes = np.linalg.svd(centred, full_matrices=False)
-    axes = axes[:2] * np.sign(axes[:2, np.abs(axes[:2]).argmax(axis=1)].diagonal())[:, None]
-    places = centred @ axes.T
-    places = places / (np.abs(places).std(axis=0) * 10 + 1e-12)
     closeness = centred @ centred.T
     np.fill_diagonal(closeness, -np.inf)
     neighbours = np.argsort(-closeness, axis=1, kind="stable")[:, : min(_NEIGHBOURS, count - 1)]

@@ -168,7 +168,7 @@ def _packed(pieces: Sequence[tuple[int, int, int]], length: int, overlap: int) -
 
 
 @dataclass(frozen=True)
-class PartTask:
+class PassageTask:
     """What a worker is handed: some portions, and everything that decides how they are cut."""
 
     folder: Path
@@ -207,7 +207,7 @@ class PassageWriter:
             file.close()
 
 
-def make_part(task: PartTask) -> dict[str, Any]:
+def make_part(task: PassageTask) -> dict[str, Any]:
     """Cut the documents of a task unless an earlier attempt did; the facts say what came of it."""
     if (facts := artifacts.finished(task.folder / FACTS)) is not None:
         return facts
@@ -222,7 +222,7 @@ def make_part(task: PartTask) -> dict[str, Any]:
     return facts
 
 
-def _fill(task: PartTask, aside: Path) -> dict[str, Any]:
+def _fill(task: PassageTask, aside: Path) -> dict[str, Any]:
     tokenizer = load_tokenizer(task.tokenizer)
     writer, dropped, samples, size = PassageWriter(aside), Counter[str](), [], 0
     for portion in task.portions:

@@ -168,7 +168,7 @@ def _show(link: Any, index: Index, table: str) -> None:
 
 
 @dataclass(frozen=True)
-class Table:
+class DatabaseTable:
     """An index in a database, opened. Every search is a connection of its own."""
 
     address: str
@@ -229,11 +229,11 @@ def _best(rows: Sequence[tuple[float, int]]) -> Best:
     return np.array([row[0] for row in rows], np.float32), np.array([row[1] for row in rows], np.int64)
 
 
-def open_table(address: str, table: str) -> Table:
+def open_table(address: str, table: str) -> DatabaseTable:
     """The index that a database holds under this name."""
     with connected(address) as link:
         if _mark_of(link, table) is None:
             raise MissingInputError(f"{_hidden(address)}: has no index {table}; remask index … --to makes one")
         _, model, path, facts = link.execute(f"SELECT * FROM {table}_index").fetchone()
     run = IndexRun.model_validate_json(json.dumps(facts["run"]))
-    return Table(address, table, run, facts["size"], Path(path), model)
+    return DatabaseTable(address, table, run, facts["size"], Path(path), model)

@@ -38,7 +38,7 @@ def check_vectors(vectors: np.ndarray, place: str) -> None:
         )
 
 
-class Gathered:
+class BestRows:
     """The best of all blocks so far. A block is only looked at where it beats the worst of them."""
 
     def __init__(self, top: int) -> None:
@@ -106,7 +106,7 @@ class VectorFile:
         queries = np.ascontiguousarray(queries, VECTOR)
         if len(queries) < _MANY_QUERIES:
             return [self._one(query, top, removed) for query in queries]
-        gathered = [Gathered(top) for _ in queries]
+        gathered = [BestRows(top) for _ in queries]
         for begin in range(0, self.num_rows, BLOCK_ROWS):
             scores = self.vectors[begin : begin + BLOCK_ROWS] @ queries.T
             for number, one in enumerate(gathered):
@@ -121,8 +121,8 @@ class VectorFile:
         bounds = np.linspace(0, self.num_rows, workers + 1).astype(int)
         vectors = self.vectors
 
-        def part(number: int) -> Gathered:
-            gathered = Gathered(top)
+        def part(number: int) -> BestRows:
+            gathered = BestRows(top)
             for begin, end in _blocks(bounds[number], bounds[number + 1], BLOCK_ROWS):
                 gathered.add(np.einsum("ij,j->i", vectors[begin:end], query), begin, removed)
             return gathered
@@ -147,7 +147,7 @@ class VectorFile:
 
         scale = float(np.abs(query).max()) / 127 or 1.0
         column = torch.from_numpy(np.round(query / scale).astype(np.int8)).unsqueeze(1).contiguous()
-        gathered = Gathered(candidates)
+        gathered = BestRows(candidates)
         for begin, end in _blocks(0, self.num_rows, _CODE_BLOCK_ROWS):
             products = torch._int_mm(torch.from_numpy(self.codes[begin:end]), column).squeeze(1).float()
             gathered.add(products.mul_(torch.from_numpy(self.scales[begin:end])).numpy(), begin, removed)

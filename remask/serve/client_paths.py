@@ -78,7 +78,7 @@ class AnyIn(Lenient):
     parameters: dict[str, Any] | None = None
 
 
-class Counted(Embed):
+class CountedEmbed(Embed):
     """Vectors with the number of tokens of each text."""
 
     count: bool = True
@@ -133,7 +133,7 @@ class ClientPaths:
         self._service = service
 
     async def embeddings(self, body: EmbeddingsIn, request: Request) -> Response:
-        said = await self._service.ask("embed", Counted(model=body.model, inputs=body.input), request)
+        said = await self._service.ask("embed", CountedEmbed(model=body.model, inputs=body.input), request)
         if isinstance(said, Response):
             return said
         name, parts = said

@@ -65,7 +65,7 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(
     make(encoder, docs, tmp_path / "whole")
     done: list[Any] = []
 
-    def stops(task: encode.PieceTask) -> int:
+    def stops(task: encode.VectorTask) -> int:
         if len(done) == 2:
             raise KeyboardInterrupt
         done.append(task.out)
