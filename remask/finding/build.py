@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import orjson
@@ -22,7 +22,7 @@ import orjson
 from remask import artifacts
 from remask.config import dump, fingerprint
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UsageError
-from remask.finding.encode import DOCUMENT, make_piece, pieces_of, prompt_name, room_for
+from remask.finding.encode import DOCUMENT, make_piece, pieces_of, prompt_name
 from remask.finding.index import STAGE, Index, open_index
 from remask.finding.map import write_map
 from remask.finding.passages import Passages, PassageTask, joined, make_part
@@ -32,11 +32,10 @@ from remask.finding.words import write_words
 from remask.progress import Progress, counted
 from remask.text.files import InputFile
 from remask.text.sources import portions, task_groups
+from remask.tokenizer import Tokenizer
 from remask.workers import run_tasks
 
-if TYPE_CHECKING:
-    from remask.answer.model import Model
-
+_LEAST_TOKENS = 8
 PARQUET = "passages.parquet"
 
 
@@ -86,52 +85,62 @@ def _result(made: Index) -> dict[str, Any]:
 
 
 def _with(run: IndexRun, out: Path, work: Path, add: bool, progress: Progress) -> Index:
-    from remask.model.store import find_model, model_fingerprint
-
+    """An index of these documents, alone or with what is there."""
     if run.model is None or not run.docs.paths:
         raise UsageError("index needs a MODEL and DOCS: remask index MODEL DOCS… --out INDEX")
     old = open_index(out) if add else None
+    encoder = _encoder_of(run.model, run.device)
     if old is not None:
         run = _as_before(run, old)
-    assert run.model is not None
+        if old.model_fingerprint != encoder.fingerprint:
+            raise DataError(f"{run.model}: {out} was made with another model; vectors of two models cannot be compared")
     files, layout = _inputs(run, work, progress)
-    folder = find_model(run.model)
-    model_key = model_fingerprint(folder)
-    if old is not None and old.model_fingerprint != model_key:
-        raise DataError(f"{run.model}: {out} was made with another model; vectors of two models cannot be compared")
-    key = {
-        "run": _lasting(run), "docs": dump(run.docs), "model": model_key,
-        "files": [[file.place, file.fingerprint(), file.stamp(work / "spool")] for file in files],
-    }  # fmt: skip
-    mark = fingerprint(key | {"files": [[file.place, file.fingerprint()] for file in files]})
-    parquet = run.to == "parquet"
+    known = {"run": _lasting(run), "docs": dump(run.docs), "model": encoder.fingerprint, "add": add}
+    mark = fingerprint({**known, "files": [[file.place, file.fingerprint()] for file in files]})
     if (done := _done(out, mark, add)) is not None:
         progress.say(f"{out}: holds these documents already")
-        return _with_parquet(done, work, progress) if parquet else done
+        return _with_parquet(done, work, progress) if run.to == "parquet" else done
     if not add:
         artifacts.check_free(out)
-    if artifacts.begin(work, {**key, "add": add, "onto": old and old.artifact.fingerprint}, ("parts", "vectors")):
+    stamps = [[file.place, file.fingerprint(), file.stamp(work / "spool")] for file in files]
+    onto = None if old is None else old.artifact.fingerprint
+    if artifacts.begin(work, {**known, "files": stamps, "onto": onto}, ("parts", "vectors")):
         progress.say("going on from where an earlier run stopped")
-    from remask.answer.model import load
-
-    model = load(folder, device=run.device, packed=False)
-    prompt = prompt_name(model, run.prompt, DOCUMENT)
-    length = _length(run, model, prompt)
-    parts, facts = _cut(run, files, layout, work, model, length, progress)
+    prompt = prompt_name(encoder.prompts, run.prompt, DOCUMENT, encoder.folder)
+    parts, facts = _cut(run, files, layout, work, encoder, _length(run, encoder, prompt), progress)
     aside = _empty(work / "new")
-    place = _Attempt(out, work, old)
-    number = len(old.segments) if old else 0
-    segment = aside / f"segment-{number:04d}"
+    segment = aside / f"segment-{len(old.segments) if old else 0:04d}"
     segment.mkdir()
-    passages = joined(parts, segment)
-    _check_ids(passages, old)
-    _encode(run, folder, model, prompt, parts, work, progress)
+    _check_ids(joined(parts, segment), old)
+    _encode(run, encoder, prompt, parts, work, progress)
     _join_vectors(parts, work, segment / "vectors")
-    file = VectorFile(segment, len(passages), model.settings.hidden_size)
-    added = {"documents": facts["documents"], "passages": facts["passages"]}
-    counts = _counts(old, [added], facts["dropped"])
-    config = {"run": _lasting(run), "size": file.size, "model": model_key, "model_path": str(folder.resolve())}
-    return _publish(place, aside, config, counts, progress, mark=mark, parquet=parquet)
+    counts = _counts(old, {name: facts[name] for name in ("documents", "passages")}, facts["dropped"])
+    model_path = str(encoder.folder.resolve())
+    config = {"run": _lasting(run), "size": encoder.size, "model": encoder.fingerprint, "model_path": model_path}
+    attempt = _Attempt(out, work, old)
+    return _publish(attempt, aside, config, counts, progress, mark=mark, parquet=run.to == "parquet")
+
+
+@dataclass(frozen=True)
+class _Encoder:
+    """What must be known of a model before it encodes; the processes that do open it themselves."""
+
+    folder: Path
+    fingerprint: str
+    tokenizer: Tokenizer
+    prompts: Mapping[str, str]
+    room: int  # tokens that it reads
+    size: int  # numbers of a vector
+
+
+def _encoder_of(path: Path, device: str) -> _Encoder:
+    from remask.answer.model import load
+    from remask.model.store import find_model, model_fingerprint
+
+    folder = find_model(path)
+    model = load(folder, device=device, packed=False)
+    room, size = model.questions.frame.room(1), model.settings.hidden_size
+    return _Encoder(folder, model_fingerprint(folder), model.tokenizer, dict(model.prompts), room, size)
 
 
 def _lasting(run: IndexRun) -> dict[str, Any]:
@@ -154,8 +163,7 @@ def _done(out: Path, mark: str, add: bool) -> Index | None:
     if not (out / artifacts.MANIFEST).is_file():
         return None
     there = open_index(out)
-    marks = there.artifact.manifest["inputs"]["marks"].split(",")
-    if mark in marks:
+    if there.artifact.manifest["inputs"]["mark"] == mark:
         return there
     if not add:
         raise OutputError(f"{out}: holds an index of other documents or settings; choose another --out, or --add")
@@ -176,19 +184,20 @@ def _inputs(run: IndexRun, work: Path, progress: Progress) -> tuple[list[InputFi
     return files, guessed_layout(run.docs, files, progress)
 
 
-def _length(run: IndexRun, model: Model, prompt: str | None) -> int:
-    room = room_for(model, prompt)
-    if room < 8:
-        raise DataError(f"{model.folder}: its prompt leaves {room} tokens for a passage; that is too few")
-    return min(run.passages.length, room)
+def _length(run: IndexRun, encoder: _Encoder, prompt: str | None) -> int:
+    """Tokens of a passage: as asked for, as far as the model and its prompt leave room."""
+    taken = 0 if prompt is None else len(encoder.tokenizer.encode(encoder.prompts[prompt]))
+    if encoder.room - taken < _LEAST_TOKENS:
+        raise DataError(f"{encoder.folder}: its prompt leaves {encoder.room - taken} tokens for a passage: too few")
+    return min(run.passages.length, encoder.room - taken)
 
 
 def _cut(
-    run: IndexRun, files: list[InputFile], layout: Any, work: Path, model: Model, length: int, progress: Progress
+    run: IndexRun, files: list[InputFile], layout: Any, work: Path, encoder: _Encoder, length: int, progress: Progress
 ) -> tuple[list[Passages], dict[str, Any]]:
     """The parts that have any passage, and what was counted."""
     groups = task_groups([portion for portion in portions(files, 0, layout) if portion.kind != "unknown"])
-    model.tokenizer.save(work / "tokenizer")
+    encoder.tokenizer.save(work / "tokenizer")
     tasks = [
         PassageTask(work / "parts" / f"{number:06d}", group, run, layout, work / "tokenizer", length)
         for number, group in enumerate(groups)
@@ -241,22 +250,18 @@ def _removed_documents(old: Index) -> set[tuple[int, int]]:
 
 
 def _encode(
-    run: IndexRun, folder: Path, model: Model, prompt: str | None, parts: list[Passages], work: Path,
-    progress: Progress,
-) -> None:  # fmt: skip
+    run: IndexRun, encoder: _Encoder, prompt: str | None, parts: list[Passages], work: Path, progress: Progress
+) -> None:
     import torch
 
     from remask.precision import choose_precision
 
     precision, _ = choose_precision(run.precision, torch.device(run.device))
-    tasks = [
-        task
-        for part in parts
-        for task in pieces_of(
-            part.folder, len(part), work / "vectors", model=folder.absolute(), prompt=prompt, precision=precision,
-            device=run.device,
-        )
-    ]  # fmt: skip
+    how: dict[str, Any] = {
+        "model": encoder.folder.absolute(), "fingerprint": encoder.fingerprint, "prompt": prompt,
+        "precision": precision, "device": run.device,
+    }  # fmt: skip
+    tasks = [task for part in parts for task in pieces_of(part.folder, len(part), work / "vectors", **how)]
     done = sum(task.last - task.first for task in tasks if task.out.is_file())
     total = sum(task.last - task.first for task in tasks)
     with progress.stage("encode", total, "passages") as stage:
@@ -279,9 +284,9 @@ def _join_vectors(parts: list[Passages], work: Path, out: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- publishing
 
 
-def _counts(old: Index | None, added: list[dict[str, int]], dropped: dict[str, int]) -> dict[str, Any]:
+def _counts(old: Index | None, added: dict[str, int], dropped: dict[str, int]) -> dict[str, Any]:
     before = dict(old.artifact.counts) if old else {"segments": [], "dropped": {}, "removed": 0, "removed_documents": 0}
-    segments = [*before["segments"], *added]
+    segments = [*before["segments"], added]
     all_dropped = Counter(before["dropped"]) + Counter(dropped)
     return {
         "segments": segments,
@@ -298,8 +303,9 @@ def _with_parquet(made: Index, work: Path, progress: Progress) -> Index:
     if (made.folder / PARQUET).is_file():
         return made
     aside, manifest = _empty(work / "new"), made.artifact.manifest
-    place = _Attempt(made.folder, work, made)
-    return _publish(place, aside, manifest["config"], manifest["counts"], progress, parquet=True)
+    attempt = _Attempt(made.folder, work, made)
+    mark = manifest["inputs"]["mark"]
+    return _publish(attempt, aside, manifest["config"], manifest["counts"], progress, mark=mark, parquet=True)
 
 
 def _empty(folder: Path) -> Path:
@@ -309,7 +315,7 @@ def _empty(folder: Path) -> Path:
 
 
 def _publish(
-    place: _Attempt,
+    attempt: _Attempt,
     aside: Path,
     config: dict[str, Any],
     counts: dict[str, Any],
@@ -319,8 +325,8 @@ def _publish(
     parquet: bool = False,
 ) -> Index:
     """What follows from all segments, beside them; then the folder takes its name."""
-    old = place.old
-    with progress.stage("publish") as stage, artifacts.output_errors(place.out):
+    old = attempt.old
+    with progress.stage("publish") as stage, artifacts.output_errors(attempt.out):
         if old is not None:
             for path in sorted(old.folder.glob("segment-*/*")):
                 _share(path, aside / path.relative_to(old.folder))
@@ -330,13 +336,13 @@ def _publish(
         draft = Index(artifacts.Artifact(aside, {"config": config, "counts": counts}))
         _derive(draft, aside, parquet or (old is not None and (old.folder / PARQUET).is_file()))
         stage.note = f"{counted(len(draft), 'passage')} of {counted(counts['documents'], 'document')}"
-        marks = old.artifact.manifest["inputs"]["marks"].split(",") if old else []
-        inputs = {"model": config["model"], "marks": ",".join([*marks, mark] if mark else marks)}
-        final = place.out.with_name(f".{place.out.name}.partial")
+        # The command that made it, so that the same one knows its work again.
+        inputs = {"model": config["model"], "mark": mark or ""}
+        final = attempt.out.with_name(f".{attempt.out.name}.partial")
         shutil.rmtree(final, ignore_errors=True)
         aside.rename(final)
-        artifacts.publish_filled(final, place.out, STAGE, counts=counts, config=config, inputs=inputs)
-    return open_index(place.out)
+        artifacts.publish_filled(final, attempt.out, STAGE, counts=counts, config=config, inputs=inputs)
+    return open_index(attempt.out)
 
 
 def _share(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ that a search maps (build, vectors).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -33,6 +34,7 @@ class VectorTask:
     last: int
     out: Path
     model: Path
+    fingerprint: str  # of the model: another one may come to stand at its path
     prompt: str | None
     precision: Any
     device: str
@@ -47,7 +49,7 @@ def pieces_of(part: Path, num_passages: int, out: Path, **how: Any) -> list[Vect
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, precision: Any, device: str) -> Model:
+def _opened(path: Path, fingerprint: str, precision: Any, device: str) -> Model:
     from remask.answer.model import load
 
     return load(path, precision=precision, device=device)
@@ -60,7 +62,7 @@ def make_piece(task: VectorTask) -> int:
 
         passages = Passages(task.part)
         texts = [passages.text(row) for row in range(task.first, task.last)]
-        model = _opened(task.model, task.precision, task.device)
+        model = _opened(task.model, task.fingerprint, task.precision, task.device)
         vectors = model.embed(texts, prompt=task.prompt, long_texts="cut")
         place = passages.document(passages.document_of(task.first))["place"]
         check_vectors(vectors, f"{place} and what follows")
@@ -68,17 +70,10 @@ def make_piece(task: VectorTask) -> int:
     return task.last - task.first
 
 
-def prompt_name(model: Model, asked: str | None, usual: str) -> str | None:
+def prompt_name(prompts: Mapping[str, str], asked: str | None, usual: str, model: Path) -> str | None:
     """The prompt of a side: as asked for, or the usual one where the model has it."""
     if asked is None:
-        return usual if usual in model.prompts else None
-    if asked not in model.prompts:
-        known = ", ".join(model.prompts) or "none"
-        raise DataError(f"prompt = {asked!r}: {model.folder} has no such prompt; it has {known}")
+        return usual if usual in prompts else None
+    if asked not in prompts:
+        raise DataError(f"prompt = {asked!r}: {model} has no such prompt; it has {', '.join(prompts) or 'none'}")
     return asked
-
-
-def room_for(model: Model, prompt: str | None) -> int:
-    """Tokens of a passage that the model can read, its prompt and special tokens counted."""
-    taken = len(model.tokenizer.encode(model.prompts[prompt])) if prompt is not None else 0
-    return model.questions.frame.room(1) - taken

@@ -1,14 +1,14 @@
 """A two-dimensional map of a collection: a sample of its passages as points, and where a query stands among them.
 
 The vectors' two main directions (PCA) give a start; then neighbours are drawn together and others pushed apart, which
-shows groups that two directions cannot. A query has no place of its own: it is put between the points that it is
-closest to. The same index and seed give the same map.
+shows groups that two directions cannot. A query, or a passage outside the sample, has no place of its own: it stands
+where the points are that it is closest to. The same index and seed give the same map.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -63,13 +63,13 @@ def layout(vectors: np.ndarray, seed: int) -> np.ndarray:
 
 
 def place_of(index: Index, vector: np.ndarray) -> list[float]:
-    """Where a query stands: the mean of the points closest to it, the closer the heavier."""
+    """Where a vector stands that is no point of the map: on the most central of the five points closest to it. A mean
+    of them could lie where nothing is."""
     points = index.map["points"]
     if not points:
         return [0.0, 0.0]
-    known = index.map_vectors
-    scores = known @ vector
-    best = np.argsort(-scores, kind="stable")[:5]
-    weights = np.exp((scores[best] - scores[best[0]]) * 20)
-    places: Any = np.array([[points[i]["x"], points[i]["y"]] for i in best])
-    return [round(float(value), 4) for value in weights @ places / weights.sum()]
+    closest = np.argsort(-(index.map_vectors @ vector), kind="stable")[:5]
+    places = np.array([[points[i]["x"], points[i]["y"]] for i in closest])
+    weights = 0.5 ** np.arange(len(places))  # the closer, the more it counts
+    distances = np.linalg.norm(places[:, None] - places[None], axis=2) @ weights
+    return places[int(distances.argmin())].tolist()

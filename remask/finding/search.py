@@ -38,7 +38,7 @@ def open_seeker(run: SearchRun) -> Seeker:
     else:
         found = open_index(run.index)
     model = open_model(found.model_path, found.model_fingerprint, moved_to=run.model, device=run.device)
-    prompt = prompt_name(model, found.run.query_prompt, QUERY)
+    prompt = prompt_name(model.prompts, found.run.query_prompt, QUERY, model.folder)
     return Seeker(found, model, prompt, reranker, run.rerank_top, run.rerank_label)
 
 

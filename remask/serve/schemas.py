@@ -150,7 +150,7 @@ class Search(Asked):
     top_k: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_HITS)] = 10
     by: Literal["vectors", "words", "both"] = "both"
     lists: bool = Field(False, description="also what vectors alone and words alone find")
-    point: bool = Field(False, description="also where the query stands on the map of /v1/map")
+    point: bool = Field(False, description="also where the query and each passage stand on the map of /v1/map")
 
 
 class Encode(Asked):
@@ -225,6 +225,7 @@ class HitOut(BaseModel):
     before: str
     after: str
     rank_by: dict[str, int]
+    point: list[float] = Field(default=[], description="on the map of /v1/map, only where `point` is asked for")
 
 
 class SearchOut(BaseModel):

@@ -49,7 +49,7 @@ def ask(index: Index | None, model: Any, inputs: Sequence[str], options: dict[st
     """The question of a piece: its queries' vectors."""
     if index is None:
         raise DataError("this model is no index; GET /v1/models lists those that can search")
-    prompt = prompt_name(model, index.run.query_prompt, QUERY)
+    prompt = prompt_name(model.prompts, index.run.query_prompt, QUERY, model.folder)
     return [model.questions.embed(list(inputs), prompt=prompt, long_texts="cut")]
 
 
@@ -61,14 +61,18 @@ def written(index: Index, model: Any, inputs: Sequence[str], options: dict[str, 
     )
     found = {name: seeker.found(inputs, vectors, by, top) for name, by in ways.items()}
     answers = []
+    on_map = options["point"]
     for number, vector in enumerate(vectors):
-        one: dict[str, Any] = {name: [_shown(index, hit) for hit in hits[number]] for name, hits in found.items()}
-        if options["point"]:
+        one: dict[str, Any] = {
+            name: [_shown(index, hit, on_map) for hit in hits[number]] for name, hits in found.items()
+        }
+        if on_map:
             one["point"] = place_of(index, vector)
         answers.append(orjson.dumps(one))
     return answers
 
 
-def _shown(index: Index, hit: Hit) -> dict[str, Any]:
+def _shown(index: Index, hit: Hit, on_map: bool) -> dict[str, Any]:
     around = index.hit(hit.row, hit.score, around=True)
-    return replace(hit, before=around.before, after=around.after).to_json()
+    values = replace(hit, before=around.before, after=around.after).to_json()
+    return values | ({"point": place_of(index, index.vector(hit.row))} if on_map else {})

@@ -32,7 +32,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("after", ["parts/000000/facts.json", "vectors/000000-000001024", "new"])
+@pytest.mark.parametrize("after", ["parts/000000/facts.json", "vectors/000000-000001024", "new/segment-0000/vectors"])
 def test_a_killed_index_goes_on_to_the_same_bytes(folder: Path, zygote: Zygote, after: str) -> None:
     def command(out: Path) -> list[str | Path]:
         return ["index", folder / "model", folder / "docs.jsonl", "--first-pass", "int8", "--out", out]

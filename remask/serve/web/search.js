@@ -77,10 +77,10 @@ function spoken({ vectors, words }) {
 }
 
 function begin(canvas, points, found, said) {
-  const kinds = new Map();
-  for (const { row } of found.vectors) kinds.set(row, VECTORS);
-  for (const { row } of found.words) kinds.set(row, kinds.has(row) ? BOTH : WORDS);
-  const view = { points, kinds, query: found.point };
+  const kinds = new Map(); // row -> [its kind, its point]: the map has only a sample of the passages
+  for (const { row, point: [x, y] } of found.vectors) kinds.set(row, [VECTORS, { x, y }]);
+  for (const { row, point: [x, y] } of found.words) kinds.set(row, [kinds.has(row) ? BOTH : WORDS, { x, y }]);
+  const view = { points, found: [...kinds.values()], query: found.point };
   const redraw = () => canvas.isConnected && draw(canvas, view);
   canvas.addEventListener("redraw", redraw);
   new ResizeObserver(redraw).observe(canvas);
@@ -109,7 +109,7 @@ function nearest(canvas, points, event) {
   return best;
 }
 
-function draw(canvas, { points, kinds, query }) {
+function draw(canvas, { points, found, query }) {
   const scale = window.devicePixelRatio || 1;
   const { clientWidth: width, clientHeight: height } = canvas;
   canvas.width = Math.round(width * scale);
@@ -117,17 +117,17 @@ function draw(canvas, { points, kinds, query }) {
   const style = getComputedStyle(canvas);
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
-  const dot = (point, radius, colour, alpha) => {
+  const dot = (point, radius, shade, alpha) => {
     const [x, y] = placed(canvas, point);
     pen.globalAlpha = alpha;
-    pen.fillStyle = colour;
+    pen.fillStyle = shade;
     pen.beginPath();
     pen.arc(x, y, radius, 0, 2 * Math.PI);
     pen.fill();
   };
-  const [plain, marked] = [points.filter(({ row }) => !kinds.has(row)), points.filter(({ row }) => kinds.has(row))];
-  for (const point of plain) dot(point, 2.5, colour(style, "--edge"), 0.55);
-  for (const point of marked) dot(point, 6, colour(style, `--kind-${kinds.get(point.row)}`), 0.95);
+  const edge = colour("--edge");
+  for (const point of points) dot(point, 2.5, edge, 0.55);
+  for (const [kind, point] of found) dot(point, 6, colour(`--kind-${kind}`), 0.95);
   const [x, y] = placed(canvas, { x: query[0], y: query[1] });
   pen.globalAlpha = 1;
   pen.lineWidth = 2.5;
@@ -141,7 +141,7 @@ function draw(canvas, { points, kinds, query }) {
 }
 
 /** A variable of the style sheet as the canvas takes it: light-dark() is worked out by an element of that colour. */
-function colour(style, name) {
+function colour(name) {
   const probe = el("span");
   probe.style.color = `var(${name})`;
   document.body.append(probe);

@@ -108,11 +108,8 @@ def test_an_index_grows_and_shrinks(encoder: Path, tmp_path: Path) -> None:
     assert ids(out, "zebras Shelley wrote") == []
     assert "book-2" not in ids(out, "Mary Shelley wrote the book", by="vectors", top=100)
     open_index(out, verify=True)
-    # What was removed may come back, from a file of its own.
-    again = tmp_path / "again.jsonl"
-    again.write_text(json.dumps({"id": "new", "text": "Zebras again."}) + "\n")
-    assert remask.index(model=encoder, docs=[again], out=out, add=True, progress=QUIET)["documents"] == 4
-    assert ids(out, "zebras") == ["new"]
+    assert remask.index(model=encoder, docs=[more], out=out, add=True, progress=QUIET)["documents"] == 4
+    assert set(ids(out, "zebras")) == {"new"}, "what was removed may come back"
     with pytest.raises(MissingInputError, match="has no document 'book-2'; nothing was removed"):
         remask.index(out=out, remove=["dog-1", "book-2"], progress=QUIET)
     assert "dog-1" in ids(out, "lazy dog")
@@ -230,7 +227,6 @@ def test_a_model_that_gives_no_numbers_is_refused(
     from remask.answer.model import Model
 
     monkeypatch.setattr(Model, "embed", lambda self, texts, **more: np.full((len(texts), 16), np.nan, np.float32))
-    encode._opened.cache_clear()
     with pytest.raises(DataError, match=r"docs\.jsonl: byte 0 and what follows: the model gives \d+ of \d+ vectors"):
         make(encoder, docs, tmp_path / "index")
     assert not (tmp_path / "index").exists()
