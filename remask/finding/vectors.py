@@ -148,7 +148,9 @@ class VectorFile:
         scale = float(np.abs(query).max()) / 127 or 1.0
         column = torch.from_numpy(np.round(query / scale).astype(np.int8)).unsqueeze(1).contiguous()
         gathered = BestRows(candidates)
-        for begin, end in _blocks(0, self.num_rows, _CODE_BLOCK_ROWS):
+        # A small block first: it sets a bar that few rows of the large ones pass.
+        first = min(BLOCK_ROWS, self.num_rows)
+        for begin, end in [(0, first), *_blocks(first, self.num_rows, _CODE_BLOCK_ROWS)]:
             products = torch._int_mm(torch.from_numpy(self.codes[begin:end]), column).squeeze(1).float()
             gathered.add(products.mul_(torch.from_numpy(self.scales[begin:end])).numpy(), begin, removed)
         return gathered.best()

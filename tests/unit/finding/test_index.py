@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import remask
-from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UsageError
+from remask.artifacts import lock
+from remask.errors import ConfigError, DataError, MissingInputError, OutputError, UnavailableError, UsageError
 from remask.finding import build, encode
 from remask.finding.index import open_index
 from remask.finding.words import fused
@@ -193,6 +194,11 @@ def test_another_model_is_refused(encoder: Path, docs: Path, tmp_path: Path, tin
         remask.index(model=encoder, docs=[more], out=out, add=True, settings={"passages.length": 32}, progress=QUIET)
     with pytest.raises(OutputError, match="holds an index of other documents or settings; choose another --out"):
         make(encoder, more, out)
+
+
+def test_one_command_at_a_time_changes_an_index(encoder: Path, docs: Path, tmp_path: Path) -> None:
+    with lock(tmp_path / ".index.work"), pytest.raises(UnavailableError, match="another remask is running there"):
+        make(encoder, docs, tmp_path / "index")
 
 
 def test_empty_texts_are_left_out_and_counted(encoder: Path, docs: Path, tmp_path: Path) -> None:
