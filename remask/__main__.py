@@ -39,6 +39,8 @@ VERBS = {
     "export": "A finished model -> a folder for transformers, or an ONNX graph in fp32 or int8.",
     "fill-mask": "The likeliest words for a mask in a text.",
     "encode": "Token ids and last hidden states of every text of a file.",
+    "index": "Texts -> passages with vectors and words, to search in.",
+    "search": "Find passages of an index for a query, or score it on queries with answers.",
     "serve": "An HTTP server and a page for one or several models.",
     "describe": "Parameters by part, FLOPs, memory and time of a model or run file.",
     "runs": "The run files that come with remask, to be given by name.",
