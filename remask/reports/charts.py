@@ -80,10 +80,15 @@ class Point:
 
 
 def line_chart(
-    series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = (), log_x: bool = False
+    series: Sequence[Series],
+    *,
+    x_name: str,
+    y_name: str,
+    rules: Sequence[Rule] = (),
+    x_marks: Sequence[tuple[float, str]] = (),
 ) -> str:
-    """Lines over a common x axis. Points that are not finite are left out. `log_x`: equal steps are equal factors,
-    with a tick at every x there is."""
+    """Lines over a common x axis. Points that are not finite are left out. `x_marks`: (x, words) in place of round
+    numbers."""
     clean = [replace(s, points=[p for p in s.points if all(map(math.isfinite, p))]) for s in series]
     clean = [s for s in clean if s.points]
     if not clean:
@@ -93,20 +98,16 @@ def line_chart(
     ys += [y for s in clean for _, *ends in s.band for y in ends if math.isfinite(y)]
     y_ticks = ticks(min(ys), max(ys), 5)
     to_y = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT, 0)
-    if log_x:
-        x_ticks = sorted(set(xs))
-        to_x = _factors(x_ticks)
-    else:
-        left = 0.0 if 0 < min(xs) < 0.2 * max(xs) else min(xs)
-        x_ticks = [tick for tick in ticks(left, max(xs)) if left <= tick <= max(xs)]
-        to_x = _scale(left, max(xs), 0, WIDTH)
+    left = 0.0 if 0 < min(xs) < 0.2 * max(xs) and not x_marks else min(xs)
+    x_ticks = [(tick, _number(tick)) for tick in ticks(left, max(xs)) if left <= tick <= max(xs)]
+    to_x = _scale(left, max(xs), 0, WIDTH)
     parts = [_level(to_y(tick), "grid") for tick in y_ticks] + [_level(to_y(rule.y), "rule") for rule in rules]
     for index, one in enumerate(clean):
         parts += _line(one, index, to_x, to_y)
     labels = [_at("tick y", to_y(tick), HEIGHT, "top", _number(tick)) for tick in y_ticks]
     labels += [
-        _at("tick x odd" if i % 2 else "tick x", to_x(tick), WIDTH, "left", _number(tick))
-        for i, tick in enumerate(x_ticks)
+        _at("tick x odd" if i % 2 else "tick x", to_x(tick), WIDTH, "left", words)
+        for i, (tick, words) in enumerate(x_marks or x_ticks)
     ]
     labels += [_at("rule-name", to_y(rule.y), HEIGHT, "top", f"{rule.name} {_number(rule.y)}") for rule in rules]
     svg = _drawing("".join(parts), f"{y_name} over {x_name}")
@@ -309,15 +310,6 @@ def thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[f
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     span = (high - low) or 1.0
     return lambda value: start + (value - low) / span * (end - start)
-
-
-def _factors(values: Sequence[float]) -> Callable[[float], float]:
-    """Logarithms over the width; zero stands a factor of two before the smallest value above it."""
-    above = [value for value in values if value > 0] or [1.0]
-    logs = _scale(
-        math.log(above[0] / (2 if values[0] <= 0 else 1)), math.log(max(above[-1], above[0] * 1.001)), 0, WIDTH
-    )
-    return lambda value: logs(math.log(value if value > 0 else above[0] / 2))
 
 
 def _level(y: float, kind: str) -> str:
