@@ -147,7 +147,10 @@ def lines(facts: Facts, settings: TrainSettings) -> list[str]:
     return shown
 
 
-def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
+def _rate_warnings(facts: Facts, settings: TrainSettings) -> list[str]:
+    """Rates that a whole network does not bear; heads that learn alone do."""
+    if settings.trainable_top_layers == 0:
+        return []
     warned = []
     small_batch = facts.tokens_per_step < PAPER_RATES[0][0]
     if facts.post_norm and small_batch and settings.learning_rate >= PLATEAU_RATE and facts.hidden_size >= 384:
@@ -170,6 +173,11 @@ def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
             f"for this batch ({rule:.1e}), far above what smaller networks bear: it will likely diverge or stay at "
             f"word frequencies; far below {_round_down(bearable):g} is safer"
         )
+    return warned
+
+
+def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
+    warned = _rate_warnings(facts, settings)
     if facts.post_norm and settings.warmup == 0:
         warned.append("norm: post without a warmup is known to diverge; train.warmup=0.06 is a good start")
     if facts.num_steps is not None:
