@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from remask import __version__, signals
-from remask.errors import DiskError, MissingInputError, RemaskError, Stopped
+from remask.errors import DiskError, MissingInputError, RemaskError, Stopped, is_out_of_memory
 from remask.visible import visible
 
 # verb -> its line in `remask --help`; each is commands/<verb with _>.py with a click command named `command`.
@@ -143,13 +143,11 @@ def _run() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except MemoryError:
-        _fail(_NO_MEMORY, code=DiskError.exit_code)
     except OSError as error:  # what no part foresaw
         kind = MissingInputError if isinstance(error, FileNotFoundError) else DiskError
         _fail(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", code=kind.exit_code)
-    except RuntimeError as error:
-        if "allocate memory" not in str(error) and "out of memory" not in str(error):  # torch has no error of its own
+    except Exception as error:
+        if not is_out_of_memory(error):
             raise
         _fail(_NO_MEMORY, code=DiskError.exit_code)
 

@@ -89,7 +89,7 @@ class Questions:
             rows.append(self._joined([ids], None, text))
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[list[Fill]]:
-            found: list[list[Fill]] = [[] for _ in range(batch.num_rows)]
+            fills: list[list[Fill]] = [[] for _ in range(batch.num_rows)]
             width = batch.input_ids_BS.shape[1]
             for some_M in self._masks(batch).split(_MASKS_AT_ONCE):
                 scores_MV = self.network.masked_lm(hidden_BSD, some_M).float().softmax(-1)
@@ -99,8 +99,8 @@ class Questions:
                     ids = batch.input_ids_BS[row, 1 : int(batch.lengths_B[row]) - 1].cpu().numpy()
                     for score, token in zip(scores, tokens, strict=True):
                         text = self._filled(ids, column - 1, token)
-                        found[row].append(Fill(score, token, self._token_text(token), text))
-            return found
+                        fills[row].append(Fill(score, token, self._token_text(token), text))
+            return fills
 
         key = None if wanted is None else tuple(map(tuple, wanted))
         return (yield rows, Reading(("fill_mask", top, key), read, self._masks))
@@ -111,15 +111,15 @@ class Questions:
 
     def _targets(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens that each word may be: with and without the space before it, where they are one token."""
-        found = []
+        targets = []
         for word in words:
             forms = dict.fromkeys(
                 int(ids[0]) for form in (word, f" {word}") if len(ids := self.tokenizer.encode(form)) == 1
             )
             if not forms:
                 raise TargetError(f"targets: {_short(word)} is not one token of this vocabulary")
-            found.append(list(forms))
-        return found
+            targets.append(list(forms))
+        return targets
 
     def _best(
         self, scores_MV: Tensor, top: int, wanted: list[list[int]] | None
@@ -256,13 +256,13 @@ class Questions:
         return (yield rows, Reading("encode", read))
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
-        found = []
+        tokenized = []
         for text in _several(texts):
             self.on_text(len(text))
             ids, spans = self.tokenizer.encode_with_offsets(text)
             names = tuple(self.tokenizer.token_text(int(token)) for token in ids)
-            found.append(Tokenized(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
-        return found
+            tokenized.append(Tokenized(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
+        return tokenized
 
     # ------------------------------------------------------------------------------------------------- inside
 

@@ -19,7 +19,7 @@ from remask.answer.runner import Forward, forward_outputs
 from remask.errors import DataError
 from remask.model.interop import read_prompts
 from remask.model.store import Loaded, open_model
-from remask.schema import Batch
+from remask.schema import Batch, Json, Values
 from remask.tables import Cells
 from remask.tasks.kind import Problem
 from remask.tasks.kinds import StoredTask, kinds_for
@@ -92,12 +92,12 @@ class Reader:
 
     # ------------------------------------------------------------------------- rows of a file, any answerer
 
-    def item(self, values: Mapping[str, Any], place: str = "", text: str | None = None) -> Any:
+    def item(self, values: Values, place: str = "", text: str | None = None) -> Any:
         """A row's cells as an item of the task."""
         task = self.task
         return task.kind.item(Cells(values, place), task.kind.columns(task.table, text, None), task.table)
 
-    def named(self, answer: Record, item: Any) -> dict[str, Any]:
+    def named(self, answer: Record, item: Any) -> Json:
         """An answer as the columns of a file."""
         return self.task.kind.named(answer, item)
 
@@ -115,7 +115,7 @@ class Reader:
     def outputs(self, rows: Rows, forward: Forward) -> list[Array]:
         return forward_outputs(forward, rows, self.tokenizer.pad_id)
 
-    def score(self, problem: Problem, forward: Forward) -> dict[str, Any]:
+    def score(self, problem: Problem, forward: Forward) -> Json:
         """Metrics and tables of a labelled file."""
         rows = self.encode(problem.dev, labelled=True)
         return self.task.kind.score(self.outputs(rows, forward), rows, problem.dev, self.task.labels)
