@@ -34,7 +34,7 @@ VERBS = {
     "monitor": "Texts as they come: shares of a classifier's classes over time, and an alarm on a shift.",
     "study": "The papers' tables, or your own, at your scale: which decision matters, with intervals.",
     "compare": "Training runs side by side: last values, curves, what differs.",
-    "report": "One HTML page about a training run.",
+    "report": "One HTML page about a run: curves, answers, settings.",
     "import": "A Hugging Face folder -> a model of remask, every weight checked.",
     "export": "A finished model -> a folder for transformers, or an ONNX graph in fp32 or int8.",
     "fill-mask": "The likeliest words for a mask in a text.",
