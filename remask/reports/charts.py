@@ -88,12 +88,11 @@ class Point:
 
 
 def line_chart(
-    series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = (), log_x: bool = False,
+    series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = (), marks: Sequence[Mark] = (),
     x_marks: Mapping[float, str] | None = None,
-    marks: Sequence[Mark] = (),
 ) -> str:  # fmt: skip
-    """Lines over a common x axis. Points that are not finite are left out. `log_x`: equal steps are equal factors,
-    with a tick at every x there is. `x_marks`: ticks at these x, with these words."""
+    """Lines over a common x axis. Points that are not finite are left out. `marks` stand upright at an x; `x_marks` are
+    ticks at these x, with these words."""
     clean = [replace(s, points=[p for p in s.points if all(map(math.isfinite, p))]) for s in series]
     clean = [s for s in clean if s.points]
     if not clean:
@@ -106,9 +105,6 @@ def line_chart(
     if x_marks is not None:
         x_ticks = sorted(x_marks)
         to_x = _scale(min(xs), max(xs), 0, WIDTH)
-    elif log_x:
-        x_ticks = sorted(set(xs))
-        to_x = _factors(x_ticks)
     else:
         left = 0.0 if 0 < min(xs) < 0.2 * max(xs) else min(xs)
         x_ticks = [tick for tick in ticks(left, max(xs)) if left <= tick <= max(xs)]
@@ -328,15 +324,6 @@ def thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[f
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     span = (high - low) or 1.0
     return lambda value: start + (value - low) / span * (end - start)
-
-
-def _factors(values: Sequence[float]) -> Callable[[float], float]:
-    """Logarithms over the width; zero stands a factor of two before the smallest value above it."""
-    above = [value for value in values if value > 0] or [1.0]
-    logs = _scale(
-        math.log(above[0] / (2 if values[0] <= 0 else 1)), math.log(max(above[-1], above[0] * 1.001)), 0, WIDTH
-    )
-    return lambda value: logs(math.log(value if value > 0 else above[0] / 2))
 
 
 def _level(y: float, kind: str) -> str:
