@@ -1,8 +1,8 @@
 """remask: RoBERTa as a tool.
 
 `remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `adapt`, `finetune`, `tune_recipe`, `evaluate`,
-`predict`, `encode`, `export`, `monitor` and `study` do what the verbs of the command line do (`remask --help`,
-docs/python.md). Nothing heavy is imported here: torch comes with the first thing that needs it.
+`predict`, `encode`, `export`, `index`, `search`, `monitor` and `study` do what the verbs of the command line do
+(`remask --help`, docs/python.md). Nothing heavy is imported here: torch comes with the first thing that needs it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
         evaluate,
         export,
         finetune,
+        index,
         monitor,
         predict,
         prepare,
         pretrain,
+        search,
         study,
         tune_recipe,
-    )  # fmt: skip
+    )
 
 __all__ = [
     "Progress",
@@ -34,11 +36,13 @@ __all__ = [
     "evaluate",
     "export",
     "finetune",
+    "index",
     "load",
     "monitor",
     "predict",
     "prepare",
     "pretrain",
+    "search",
     "study",
     "tune_recipe",
 ]

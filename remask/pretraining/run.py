@@ -26,6 +26,9 @@ from remask.workers import is_first_rank
 if TYPE_CHECKING:
     from remask.tokenizer import Tokenizer
 
+# What a result has at its top of the last evaluation.
+MEASURES = ("loss", "perplexity", "accuracy", "bits_per_byte", "bits_per_character")
+
 
 def pretrain(
     run: PretrainRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), dry_run: bool = False
@@ -129,7 +132,7 @@ def _run(
             "checkpoint": str(result.checkpoint),
             "metrics": dict(result.metrics),
             "seconds": round(time.monotonic() - started, 1),
-            **{name: result.metrics[f"eval/{name}"] for name in ("loss", "perplexity", "accuracy", "bits_per_byte")},
+            **{name: result.metrics[f"eval/{name}"] for name in MEASURES if f"eval/{name}" in result.metrics},
         }
         if world.is_first:
             write_json(out / "run.json", {**record, "result": values})

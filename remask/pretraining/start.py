@@ -114,7 +114,8 @@ def _take_over(
     kept = sum(row >= 0 for row in rows)
     progress.say(f"  weights from {init_from}: {kept:,} of {len(rows):,} tokens keep their vectors")
     if fresh:
-        progress.warn(f"not in {init_from}, so fresh: {', '.join(fresh)}")
+        parts = dict.fromkeys(".".join(name.split(".")[:2]) for name in fresh)
+        progress.warn(f"{init_from} has no weights for {', '.join(parts)}: these start new")
     return rows
 
 

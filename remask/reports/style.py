@@ -13,7 +13,7 @@ color-scheme:light}
 --series-5:#5fd0dc;--series-6:#f48fb1;--series-7:#bcaaa4;--series-8:#b0bec5;--series-9:#aed581;--series-10:#9fa8da;
 --series-11:#ffcc80;color-scheme:dark}}
 *{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);
-font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"PingFang SC","Microsoft YaHei","Noto Sans CJK SC",sans-serif}
 main{max-width:860px;margin:0 auto;padding:28px 20px 60px}h1{font-size:1.7rem;line-height:1.2;margin:0 0 4px}
 h2{font-size:1.2rem;margin:38px 0 10px}p{margin:8px 0}.soft{color:var(--soft)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:22px 0}

@@ -6,10 +6,14 @@ Not here: the recipe (train/settings) and what each named task is (specs).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from remask.config import Config, setting, switch
+from remask.errors import ConfigError
 from remask.tables.form import ColumnName, TableForm
+from remask.tasks.patterns import TEXT2, check_pattern
 
 
 class TableSettings(TableForm):
@@ -51,6 +55,48 @@ class RowSettings(Config):
         "narrow, so that they overlap by an answer", effect="data",
         samples=[16, 64], ge=1,
     )  # fmt: skip
+
+
+class PromptSettings(Config):
+    """A text in a sentence with a mask, and the words that mean each label (tasks.prompts)."""
+
+    patterns: tuple[str, ...] = setting(
+        (), "sentences with {text}, for pairs also {text2}, and one <mask>; several are averaged"
+    )
+    words: dict[str, tuple[str, ...]] = setting({}, "for each label the words that mean it in the place of the mask")
+    calibrate: bool = switch(
+        True, "scores of words are taken against those around an empty text, so that frequent words do not win by that",
+        effect="math",
+    )  # fmt: skip
+    search_words: int = setting(
+        0, "words for each label that are looked for in the training data, beside `words`", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for pattern in self.patterns:
+            check_pattern(pattern)
+        if self.words and len(self.words) < 2:
+            raise ValueError(f"words: only one label, {next(iter(self.words))!r}; give words for at least two")
+        owner: dict[str, str] = {}
+        for label, words in self.words.items():
+            if not words or not all(word.strip() for word in words):
+                raise ValueError(f"words: the label {label!r} has an empty word or none")
+            for word in words:
+                if owner.setdefault(word, label) != label:
+                    raise ValueError(f"words: {word!r} is given for {owner[word]!r} and for {label!r}")
+        return self
+
+    @property
+    def takes_pairs(self) -> bool:
+        return any(TEXT2 in pattern for pattern in self.patterns)
+
+    def check_pair(self, text2: str | None) -> None:
+        """Columns and patterns must speak of the same texts."""
+        if self.takes_pairs and text2 is None:
+            raise ConfigError("pattern: has {text2}, but no column is named for it: --text2 COL")
+        if text2 is not None and not all(TEXT2 in pattern for pattern in self.patterns):
+            raise ConfigError(f"--text2 {text2}: a pattern has no {{text2}} where this text would go")
 
 
 class LossSettings(Config):

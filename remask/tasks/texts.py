@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -67,6 +67,7 @@ class TextKind(TaskKind[Example]):
     """What classes, numbers and several labels have in common: one or two texts, one output for them."""
 
     method = "classify"
+    form: ClassVar[str]  # how labels are written in a table: classify, regress, multilabel
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -77,13 +78,13 @@ class TextKind(TaskKind[Example]):
             return self._open_named(source)
         if source.train is None:
             raise ConfigError(f"task {source.task} needs a file to train on: --train FILE")
-        train = read_table(source.train, self.name, source.table)
+        train = read_table(source.train, self.form, source.table)
         notes = []
         if source.dev is None:
             train, dev = cut_by_hash(train)
             notes.append(cut_note(source.train, "by hash"))
         else:
-            dev = read_table(source.dev, self.name, source.table)
+            dev = read_table(source.dev, self.form, source.table)
         labels = self._label_names(train)
         self._check_labels(dev, labels, SET_ASIDE if source.dev is None else UNSEEN)
         problem = self._problem(source.task, labels, self.metric, train, dev, notes)
@@ -122,10 +123,10 @@ class TextKind(TaskKind[Example]):
         return problem
 
     def _label_names(self, table: Table) -> tuple[str, ...]:
-        return label_names(table, self.name)
+        return label_names(table, self.form)
 
     def _check_labels(self, table: Table, labels: Sequence[str], whose: str) -> None:
-        check_labels(table, labels, self.name, whose)
+        check_labels(table, labels, self.form, whose)
 
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
@@ -133,7 +134,7 @@ class TextKind(TaskKind[Example]):
         if task is not None and task in TASKS:
             examples = read_glue_file(task, TASKS[task], path)
         else:
-            examples = read_table(path, self.name, table)
+            examples = read_table(path, self.form, table)
         self._check_labels(examples, labels, foreign_labels(labels))
         return Labelled(examples.examples, examples.notes, {"dropped": dict(examples.dropped)})
 
@@ -215,7 +216,7 @@ def weighted(losses_B: torch.Tensor, batch: Batch) -> torch.Tensor:
 class Classify(TextKind):
     """One class of several."""
 
-    name, metric = "classify", "accuracy"
+    name, metric, form = "classify", "accuracy", "classify"
 
     def _notes(self, train: Sequence[Example]) -> list[str]:
         first_label: dict[tuple[str, ...], Any] = {}
@@ -324,7 +325,7 @@ class Classify(TextKind):
 class Regress(TextKind):
     """A number. It learns in standard units (tune.units); everything here is in the file's own."""
 
-    name, metric = "regress", "spearman"
+    name, metric, form = "regress", "spearman", "regress"
 
     def _label_names(self, table: Table) -> tuple[str, ...]:
         return ()
@@ -387,7 +388,7 @@ class Regress(TextKind):
 class MultiLabel(TextKind):
     """Any number of labels: each is said where its probability is at least one half."""
 
-    name, metric = "multilabel", "f1"
+    name, metric, form = "multilabel", "f1", "multilabel"
 
     def head(self, problem: Problem[Example]) -> dict[str, int | bool]:
         return {"num_classes": len(problem.labels), "multilabel": True}

@@ -18,8 +18,9 @@ from remask import artifacts
 from remask.config import fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
-from remask.tasks.kind import Problem, TaskSource
-from remask.tasks.kinds import TASK_JSON, StoredTask, open_problem
+from remask.tasks.kind import Problem
+from remask.tasks.kinds import TASK_JSON, StoredTask
+from remask.tune.examples import opened
 from remask.tune.settings import FinetuneRun, TaskFiles
 from remask.tune.units import Units
 
@@ -119,10 +120,11 @@ def open_start(run: FinetuneRun) -> Start:
 
 def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progress, name: str = "") -> Part:
     """Read and encode a task. `files`: the run itself, or one of its several tasks, which is called `name`."""
-    source = TaskSource(
-        files.task, files.table, files.path(files.train_file), files.path(files.dev_file), files.path(files.data)
-    )
-    problem = open_problem(source, max_train=files.max_train, max_dev=files.max_dev)
+    problem = opened(files)
+    if problem.kind.name == "prompt":
+        from remask.tune.prompt import ready_problem
+
+        problem = ready_problem(problem, start.reader, files.rows, init_weights=run.init_weights)
     problem = replace(problem, notes=(*problem.notes, *_model_notes(run, start, problem)))
     frame = start.reader.frame(files.rows, model_settings(run, start.loaded.settings).max_length)
     train, dev = (
@@ -181,7 +183,8 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     stored = start.reader.stored
     other_task = stored is not None and stored.name != part.problem.task  # classes 0 and 1 are no sign of the same
     if (loaded.labels or ()) != part.problem.labels or other_task:
-        network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
+        kept = HeadSettings(pooling=loaded.heads.pooling, masked_lm=heads.masked_lm and loaded.heads.masked_lm)
+        network = with_heads(network, kept, seed)  # another task's head goes
     keeps_numbers = part.units is not None and network.heads.classifier is not None
     network = with_heads(network, heads, seed, settings)
     if part.units is not None and keeps_numbers:
@@ -222,8 +225,11 @@ def _prefix_settings(length: int, settings: ModelSettings) -> dict[str, Any]:
 
 def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) -> None:
     """What `learn` says, in place; the top layers are the loop's own setting. Of the embeddings only the rows that the
-    tasks' training texts use learn (an averaged model, which is all rows, has them all)."""
-    if run.learn == "all" and run.train.ema_decay == 0.0:
+    tasks' training texts use learn (an averaged model, which is all rows, has them all; so has a masked-LM head, whose
+    output is the table)."""
+    parts = list(parts)
+    whole = run.train.ema_decay > 0.0 or any(part.problem.kind.head(part.problem).get("masked_lm") for part in parts)
+    if run.learn == "all" and not whole:
         import numpy as np
         import torch
 

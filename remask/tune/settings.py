@@ -19,7 +19,7 @@ from pydantic import model_validator
 from remask.config import Config, dump, setting, switch
 from remask.model.settings import UPDATES, AdaLoraSettings, Ia3Settings, LoraSettings, Updates
 from remask.tasks.kinds import kind_of
-from remask.tasks.settings import LossSettings, RowSettings, TableSettings, TaskBatchSettings
+from remask.tasks.settings import LossSettings, PromptSettings, RowSettings, TableSettings, TaskBatchSettings
 from remask.tasks.specs import TASKS
 from remask.train.settings import TrainSettings
 
@@ -65,7 +65,7 @@ class TaskFiles(Config):
     """A task and where its examples are."""
 
     task: str = setting(
-        "classify", "classify, regress, multilabel, pair, ner, qa, choice, or a named one such as glue:cola"
+        "classify", "classify, regress, multilabel, pair, ner, qa, choice, prompt, or a named one such as glue:cola"
     )
     train_file: str | None = setting(None, "what to train on")
     dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
@@ -73,6 +73,7 @@ class TaskFiles(Config):
     max_train: int | None = setting(None, "train on so many examples at most", ge=1)
     max_dev: int | None = setting(None, "score on so many dev examples at most", ge=1)
     table: TableSettings = setting(TableSettings(), "columns of the user's own table")
+    prompt: PromptSettings = setting(PromptSettings(), "task: prompt")
     rows: RowSettings = setting(RowSettings(), "texts -> rows")
 
     @model_validator(mode="after")
@@ -100,6 +101,30 @@ class TaskEntry(TaskFiles):
         return self
 
 
+class UnlabelledSettings(Config):
+    """Self-training: a first model labels texts, and a second one learns from those that it is sure of as well."""
+
+    file: str | None = setting(None, "texts without labels, in the form of the training file")
+    min_score: float = switch(
+        0.9, "how sure the first model must be of a label", effect="data", samples=[0.0], ge=0, le=1
+    )
+    max_texts: int = setting(10_000, "texts that are learned from at most, the surest of each class first", ge=1)
+
+
+class CurveSettings(Config):
+    """A comparison over numbers of labels: prompt, fine-tuning, nearest neighbours."""
+
+    labels: tuple[int | Literal["all"], ...] = setting((), "numbers of labelled examples, such as 0, 8, 32, 128, all")
+    min_steps: int = setting(100, "steps of a training at least: few labels are read more often", ge=1)
+    neighbours: int = setting(5, "labelled texts whose classes are counted", ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(size != "all" and size < 0 for size in self.labels):
+            raise ValueError(f"labels = {list(self.labels)}: numbers from 0 on, or all")
+        return self
+
+
 class GridSettings(Config):
     """Values that are all tried with one another; the best median over the seeds wins."""
 
@@ -124,9 +149,13 @@ TUNED = {
 }
 
 
+# Few labels make few steps an epoch, so that there are more epochs and smaller batches.
+FEW_LABELS = {"train.epochs": 30.0, "batch.num_rows": 8}
+
+
 def recipe_of(task: str | None, without: Sequence[str] = ()) -> list[str]:
     """A named task's recipe as assignments, below what the user says."""
-    recipe = TASKS.get(task or "", {}).get("recipe", {})
+    recipe = FEW_LABELS if task == "prompt" else TASKS.get(task or "", {}).get("recipe", {})
     return [f"{key}={value}" for key, value in recipe.items() if key not in without]
 
 
@@ -152,6 +181,10 @@ class FinetuneRun(TaskFiles):
         effect="math",
     )  # fmt: skip
     lora: LoraSettings = setting(LoraSettings(), "learn: lora")
+    unlabelled: UnlabelledSettings = setting(UnlabelledSettings(), "texts to learn from without labels (classes only)")
+    curve: CurveSettings = setting(
+        CurveSettings(), "compare ways to learn over numbers of labels, in place of one model"
+    )
     adalora: AdaLoraSettings = setting(AdaLoraSettings(), "learn: adalora")
     ia3: Ia3Settings = setting(Ia3Settings(), "learn: ia3")
     bottleneck: BottleneckSettings = setting(BottleneckSettings(), "learn: bottleneck")
@@ -181,6 +214,10 @@ class FinetuneRun(TaskFiles):
             )
         if self.learn != "all" and not self.init_weights:
             raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would stay frozen")
+        if self.unlabelled.file is not None and (self.tasks or self.grid.given()):
+            raise ValueError("unlabelled.file: is for one task and one recipe")
+        if self.curve.labels and (self.tasks or self.grid.given() or self.unlabelled.file is not None):
+            raise ValueError("curve: is for one task, without a grid and without unlabelled.file")
         if self.tasks:
             given = [name for name in ("train_file", "dev_file", "data") if getattr(self, name) is not None]
             if given:
@@ -237,6 +274,8 @@ class TuneRun(FinetuneRun):
 
     @model_validator(mode="after")
     def _check_search(self) -> Self:
+        if self.curve.labels or self.unlabelled.file is not None:
+            raise ValueError("curve, unlabelled.file: are for finetune; a search tries recipes for one model")
         if self.grid.given():
             raise ValueError("grid: a search has ranges instead (search.lr, search.batch, …)")
         for name in self.given():
