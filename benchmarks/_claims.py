@@ -64,9 +64,9 @@ def _commands() -> list[Command]:
 
 
 def _all() -> list[Command]:
-    """Scripts that are not named above run as they are; `quality` is a study of recipes, not of speed beside a peer."""
+    """Scripts that are not named above run as they are; `quality`, `monitor`, `ways`: no speed beside a peer."""
     found = _commands()
-    named = {command.script for command in found} | {"quality"}
+    named = {command.script for command in found} | {"quality", "monitor", "ways"}
     scripts = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
     return found + [Command(script) for script in scripts if script not in named]
 

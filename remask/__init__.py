@@ -1,9 +1,8 @@
 """remask: RoBERTa as a tool.
 
 `remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `adapt`, `finetune`, `tune_recipe`, `evaluate`,
-`predict`, `encode`, `export`, `index`, `search` and `study` do what the verbs of the command line do (`remask --help`,
-docs/python.md).
-Nothing heavy is imported here: torch comes with the first thing that needs it.
+`predict`, `encode`, `export`, `index`, `search`, `monitor` and `study` do what the verbs of the command line do
+(`remask --help`, docs/python.md). Nothing heavy is imported here: torch comes with the first thing that needs it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
         export,
         finetune,
         index,
+        monitor,
         predict,
         prepare,
         pretrain,
@@ -38,6 +38,7 @@ __all__ = [
     "finetune",
     "index",
     "load",
+    "monitor",
     "predict",
     "prepare",
     "pretrain",

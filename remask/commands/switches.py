@@ -29,6 +29,7 @@ RUN_MODELS = {
     "serve": "remask.commands.serve:ServeRun",
     "import": "remask.commands.import:ImportRun",
     "export": "remask.commands.export:ExportRun",
+    "monitor": "remask.monitoring.settings:MonitorRun",
     "study": "remask.studies.settings:StudyRun",
     "describe": "remask.commands.describe:DescribeRun",
 }

@@ -30,11 +30,11 @@ from remask.serve.schemas import MAX_INPUTS, TASKS, Asked, ErrorOut, MapOut, Mod
 from remask.serve.supervisor import EngineError, Supervisor
 
 _STATUS = {
-    "text_too_long": 422, "no_mask": 422, "bad_target": 422, "cannot": 422, "bad_input": 422, "too_much": 422,
-    "unknown_model": 404, "unavailable": 503, "internal": 500,
+    "text_too_long": 422, "no_mask": 422, "bad_target": 422, "bad_prompt": 422, "cannot": 422, "bad_input": 422,
+    "too_much": 422, "unknown_model": 404, "unavailable": 503, "internal": 500,
 }  # fmt: skip
 _CODES = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
-_FIELDS = {"bad_target": "targets", "unknown_model": "model", "cannot": "model"}
+_FIELDS = {"bad_target": "targets", "bad_prompt": "patterns", "unknown_model": "model", "cannot": "model"}
 _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml", ".png": "image/png", ".ico": "image/x-icon", ".json": "application/json",

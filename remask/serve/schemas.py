@@ -19,6 +19,9 @@ MAX_CHARACTERS = 200_000
 
 Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
+Pattern = Annotated[
+    str, Field(min_length=1, max_length=2_000, description="a sentence with {text}, perhaps {text2}, and one <mask>")
+]
 LongTexts = Annotated[
     Literal["error", "cut"], Field(description="a text beyond the model's length: refuse it or cut it")
 ]
@@ -90,6 +93,20 @@ class FillMask(Asked):
     inputs: Texts
     top_k: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=100)] = 5
     targets: Annotated[list[Word], Field(min_length=1, max_length=1_000)] | None = None
+
+
+class Prompt(Asked):
+    one_input = f"a text, or {_PAIR} in a list"
+    inputs: Text | TextPair | Annotated[list[Text | TextPair | ListPair], Field(min_length=1, max_length=MAX_INPUTS)]
+    patterns: Annotated[list[Pattern], Field(min_length=1, max_length=8)]
+    words: Annotated[
+        dict[Word, Annotated[list[Word], Field(min_length=1, max_length=32)]], Field(min_length=2, max_length=64)
+    ] = Field(description="for each label the words that mean it")
+    calibrate: bool = Field(True, description="score words against what they score around an empty text")
+    long_texts: LongTexts = "error"
+
+    def items(self) -> list[Any]:
+        return [tuple(item) if isinstance(item, list) else item for item in super().items()]
 
 
 class Classify(Asked):
@@ -275,6 +292,7 @@ def _outputs(name: str, item: Any) -> type[BaseModel]:
 # task -> (what is sent, what comes back, one line)
 TASKS: dict[str, tuple[type[Asked], type[BaseModel], str]] = {
     "fill-mask": (FillMask, _outputs("FillMaskOutputs", list[FillOut]), "The likeliest tokens for each mask."),
+    "prompt": (Prompt, _outputs("PromptOutputs", LabelOut), "The class of each text by words for a mask, untrained."),
     "classify": (Classify, _outputs("ClassifyOutputs", LabelOut), "The class of each text, or its number."),
     "pairs": (Pairs, _outputs("PairsOutputs", LabelOut), "The class of each pair of texts."),
     "tag": (Tag, _outputs("TagOutputs", list[EntityOut]), "The entities of each text."),

@@ -281,6 +281,9 @@ def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> li
         if max(counts) > _MAX_CANDIDATES or sum(counts) > 10 * _MAX_CANDIDATES:
             raise DataError(f"{max(counts):,} candidates for one text; ask for fewer (top_k), or send it in parts")
         return [questions.fill_mask(inputs, options["top_k"], options["targets"])]
+    if task == "prompt":
+        asked = (options["patterns"], options["words"])
+        return [questions.prompt(inputs, *asked, calibrate=options["calibrate"], **cut)]
     if task in ("classify", "pairs"):
         return [questions.classify(inputs, **cut)]
     if task == "tag":
@@ -354,12 +357,13 @@ def _json(value: Any) -> bytes:
 
 
 def error_facts(error: DataError) -> ErrorFacts:
-    from remask.answer.questions import CannotError, NoMaskError, TargetError, TooLongError
+    from remask.answer.questions import CannotError, NoMaskError, PromptError, TargetError, TooLongError
 
     codes: dict[type[DataError], str] = {
         TooLongError: "text_too_long",
         NoMaskError: "no_mask",
         TargetError: "bad_target",
+        PromptError: "bad_prompt",
         CannotError: "cannot",
     }
     return codes.get(type(error), "bad_input"), str(error)

@@ -54,10 +54,11 @@ MAY_IMPORT = {
     | {"text", "start", "objectives", "train", "preparation", "pretraining", "tune", "reports"},
     "finding": GROUND | ANSWERING | {"text", "reports"},
     "serve": GROUND | ANSWERING | {"finding"},
+    "monitoring": GROUND | ANSWERING | {"reports"},
     "studies": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "reports"},
     "api": GROUND
     | ANSWERING
-    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "finding", "studies"},
+    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "finding", "studies", "monitoring"},
 }
 
 

@@ -8,7 +8,7 @@
 import { attention, headWeights } from "./attention.js";
 import { count, decimal, el, percent, quiet } from "./dom.js";
 import { collection, ranking } from "./search.js";
-import { answer, bars, candidate, entities, similarities, tokenCount, tokens } from "./views.js";
+import { answer, bars, candidate, entities, isPart, similarities, tokenCount, tokens } from "./views.js";
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 const words = (text) => text.split(",").map((word) => word.trim()).filter(Boolean);
@@ -44,7 +44,10 @@ const fillMask = {
     });
     return el("div", {}, ...groups);
   },
-  say: (found) => `Likeliest: ${found[0].token_str.trim()}, ${percent(found[0].score)}`,
+  say(found) {
+    const best = found.find((fill) => !isPart(fill.token_str)) ?? found[0];
+    return `Likeliest: ${best.token_str.trim()}, ${percent(best.score)}`;
+  },
 };
 
 function showLabel({ label, score, scores, labels }) {
@@ -56,6 +59,34 @@ function showLabel({ label, score, scores, labels }) {
 function sayLabel({ label, score }) {
   return label === null ? decimal(score) : `${label}, ${percent(score)}`;
 }
+
+/** "positive = great, good" a line -> {positive: ["great", "good"]}; lines without a word are left out. */
+function labelWords(text) {
+  const pairs = lines(text).map((one) => [one.split("=")[0].trim(), words(one.split("=").slice(1).join("="))]);
+  return Object.fromEntries(pairs.filter(([label, said]) => label && said.length));
+}
+
+const prompt = {
+  name: "Prompt",
+  cuts: true,
+  fields: [
+    text("text", "Text", 3, "The delivery came early and everything works."),
+    text("patterns", "Patterns with {text} and <mask>, one a line", 2, "{text} All in all it was <mask>."),
+    text("words", "Words for each label, one label a line", 3, "positive = great, good\nnegative = bad, terrible"),
+  ],
+  request(values) {
+    const patterns = lines(values.patterns);
+    const said = labelWords(values.words);
+    if (!values.text.trim()) return wait("Write a text.");
+    if (!patterns.length || !patterns.every((one) => one.includes("{text}") && /<mask>|\[MASK\]/.test(one))) {
+      return wait("Write patterns that hold {text} and <mask>.");
+    }
+    if (Object.keys(said).length < 2) return wait("Write words for at least two labels: label = word, word");
+    return { inputs: values.text, patterns, words: said };
+  },
+  show: showLabel,
+  say: sayLabel,
+};
 
 const classify = {
   name: "Classify",
@@ -243,7 +274,8 @@ const search = {
 
 export const TASKS = {
   search,
-  "fill-mask": fillMask, classify, pairs, tag, answer: answerTask, choose, rank, embed, tokenize, attention: look,
+  "fill-mask": fillMask, prompt, classify, pairs, tag, answer: answerTask, choose, rank, embed, tokenize,
+  attention: look,
 };
 
 /** The tasks that a model can do, in the order above. What a pair is, is shown only where a pair is what it takes. */
