@@ -65,11 +65,13 @@ class Reader:
             return self.stored.prompts
         return read_prompts(self.loaded.folder)
 
-    def frame(self, rows: RowSettings | None = None) -> Frame:
-        """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""
+    def frame(self, rows: RowSettings | None = None, max_length: int | None = None) -> Frame:
+        """The special tokens around texts, with the room that these settings leave; None: all that the model reads.
+        `max_length`: of the model, where it is about to read less than this one."""
         settings = self.loaded.settings
-        rows = rows or RowSettings(max_length=settings.max_length)
-        return frame_for(self.tokenizer, rows, model_length=settings.max_length, num_segments=settings.num_segments)
+        max_length = max_length or settings.max_length
+        rows = rows or RowSettings(max_length=max_length)
+        return frame_for(self.tokenizer, rows, model_length=max_length, num_segments=settings.num_segments)
 
     @property
     def refuses(self) -> bool:
@@ -122,17 +124,8 @@ class Reader:
 
     def forward_of(self, graph: Callable[[Batch], Mapping[str, Array]]) -> Forward:
         """An exported graph as an answerer: its named outputs as the kind reads them."""
-
-        def forward(batch: Batch) -> Array:
-            named = graph(batch)
-            if "start_logits" not in named:
-                return named["logits"]
-            columns = [named["start_logits"], named["end_logits"]]
-            if "answerable_logits" in named:
-                columns.append(np.broadcast_to(named["answerable_logits"][:, None], columns[0].shape))
-            return np.stack(columns, axis=-1)
-
-        return forward
+        kind = self.task.kind
+        return lambda batch: kind.graph_outputs(graph(batch), batch)
 
 
 def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
@@ -146,7 +139,8 @@ def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
             f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
             f"the model only {loaded.settings.vocab_size:,}: they do not belong together"
         )
-    return Reader(loaded, tokenizer, StoredTask.read(loaded.folder))
+    stored = StoredTask.read(loaded.folder)
+    return Reader(loaded, tokenizer, None if stored is None else stored.bound(tokenizer))
 
 
 def _of_task(path: Path, task: str | None) -> Path:

@@ -114,7 +114,7 @@ def test_a_map_puts_points_where_they_lie_and_has_a_colour_for_each_group() -> N
 
 def test_an_axis_may_have_words() -> None:
     points = [(0, 0.1), (1, 0.2), (2, 0.5)]
-    html = line_chart([Series("a", points)], x_name="n", y_name="y", x_marks=[(0, "none"), (1, "8"), (2, "all")])
+    html = line_chart([Series("a", points)], x_name="n", y_name="y", x_marks={0: "none", 1: "8", 2: "all"})
     marks = re.findall(r"class='tick x(?: odd)?' style='left:([0-9.]+)%'>([^<]*)<", html)
     assert marks == [("0.00", "none"), ("50.00", "8"), ("100.00", "all")]
 
