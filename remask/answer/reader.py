@@ -65,11 +65,13 @@ class Reader:
             return self.stored.prompts
         return read_prompts(self.loaded.folder)
 
-    def frame(self, rows: RowSettings | None = None) -> Frame:
-        """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""
+    def frame(self, rows: RowSettings | None = None, max_length: int | None = None) -> Frame:
+        """The special tokens around texts, with the room that these settings leave; None: all that the model reads.
+        `max_length`: of the model, where it is about to read less than this one."""
         settings = self.loaded.settings
-        rows = rows or RowSettings(max_length=settings.max_length)
-        return frame_for(self.tokenizer, rows, model_length=settings.max_length, num_segments=settings.num_segments)
+        max_length = max_length or settings.max_length
+        rows = rows or RowSettings(max_length=max_length)
+        return frame_for(self.tokenizer, rows, model_length=max_length, num_segments=settings.num_segments)
 
     @property
     def refuses(self) -> bool:

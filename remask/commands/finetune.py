@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
@@ -13,7 +13,7 @@ from remask import api
 from remask.commands import PATTERN_HELP, WORDS_HELP, Common, common_options, is_first_rank, prompt_options
 from remask.config import find_run, parse_assignment
 from remask.errors import UsageError
-from remask.tune.settings import TUNED, FinetuneRun, recipe_of
+from remask.tune.settings import TUNED, FinetuneRun, Learn, recipe_of
 
 
 def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -37,7 +37,7 @@ def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--header/--no-header", "table__header", default=None, help="Whether the first line names the columns."
         ),
         click.option("--seeds", type=int, help="How many runs; the result is their median and spread."),
-        click.option("--learn", type=click.Choice(["all", "heads", "lora"]), help="What learns; all by default."),
+        click.option("--learn", type=click.Choice(get_args(Learn)), help="What learns; all by default."),
         click.option("--max-train", type=int, help="Train on so many examples at most."),
         click.option("--max-dev", type=int, help="Score on so many examples at most."),
     ]

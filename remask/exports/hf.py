@@ -22,7 +22,6 @@ from remask.artifacts import Artifact, publish
 from remask.config import dump, fingerprint
 from remask.errors import DataError
 from remask.exports.card import model_card
-from remask.model.adapters import ADAPTER, ADAPTER_FILES
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
 from remask.model.interop import (
     CARRIED,
@@ -36,6 +35,7 @@ from remask.model.interop import (
 )
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
+from remask.model.peft_files import ADAPTER, ADAPTER_FILES
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
 from remask.model.store import (
     MODEL_JSON,
@@ -175,10 +175,8 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
         write_tokenizer(aside, source, tokenizer)
         if source.has_task:
             shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
-        if kind != "Model" and (adapter := ForeignFolder(source.folder).inner(ADAPTER)) is not None:
-            (aside / ADAPTER).mkdir()  # of a LoRA run, whose merged weights are these: for peft, over the start
-            for path in adapter.present(ADAPTER_FILES):
-                shutil.copyfile(path, aside / ADAPTER / path.name)
+        if kind != "Model":
+            _copy_adapter(source, aside)
         if side or (kind != "Model" and heads.pooling != pooling_read_as(family, kind, heads.pooling)):
             write_json(aside / SIDE_JSON, {"heads": dump(heads)})
         if side:
@@ -199,12 +197,21 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
     return publish(out, "hf", fill, config=config, inputs=inputs, replace=how.replace, key=how.key)
 
 
+def _copy_adapter(source: Source, aside: Path) -> None:
+    """What a run that let little learn made for peft, over its start; merged weights are these."""
+    if (adapter := ForeignFolder(source.folder).inner(ADAPTER)) is not None:
+        (aside / ADAPTER).mkdir()
+        for path in adapter.present(ADAPTER_FILES):
+            shutil.copyfile(path, aside / ADAPTER / path.name)
+
+
 def _publish_own(source: Source, tokenizer: Tokenizer, out: Path, reasons: list[str], how: Publishing) -> Artifact:
     """Our own layout, for a model that transformers has no class for."""
     card = {**how.card, "prompts": source.prompts}
 
     def fill(aside: Path) -> Json:
         write_own(aside, source)
+        _copy_adapter(source, aside)
         text = model_card("remask", source.settings, source.heads, tokenizer, card, [], reasons)
         (aside / "README.md").write_text(text, encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in source.state.values())

@@ -112,7 +112,7 @@ def _run(
                 network.settings,
                 network.head_settings,
                 prepared / "tokenizer",
-                lora=run.lora if run.learn == "lora" else None,
+                updates=run.lora if run.learn == "lora" else None,
             ),
             evaluate=evaluate,
             allow_change=allow_change,
@@ -147,6 +147,9 @@ def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> Json:
     del config["prepared"], config["validation"], config["train"]["trackers"]
     if run.learn == "all":
         del config["learn"], config["lora"]
+    for name in ("bottleneck_size", "prefix_length"):
+        if not config["model"][name]:
+            del config["model"][name]
     if not run.data.evaluation.sources:
         del config["data"]["evaluation"]["sources"]
     if run.validation is not None:

@@ -28,6 +28,7 @@ height:100%;overflow:visible}.plot-box.map{height:clamp(260px,55vw,420px);margin
 .tick.y{right:100%;margin-right:7px;transform:translateY(-50%)}
 .tick.x{top:100%;margin-top:5px;transform:translateX(-50%)}.rule-name{right:2px;transform:translateY(-110%)}
 .grid{stroke:var(--line)}.line{fill:none;stroke-width:2}.line.faint{stroke-width:1;opacity:.45}
+.mark{stroke:var(--series-6);stroke-width:2}
 .rule{stroke:var(--soft);stroke-dasharray:5 4}.point{fill:none;stroke-width:5.5;stroke-linecap:round}
 .point.map{stroke-width:8;opacity:.8}.grid,.line,.rule,.point{vector-effect:non-scaling-stroke}
 .squares{display:block;width:100%;max-width:460px;margin:0 auto}.square{fill:var(--accent)}

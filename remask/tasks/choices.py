@@ -28,6 +28,7 @@ from remask.tasks.kind import (
     TaskLoss,
     TaskSource,
     cut_note,
+    divergence,
     log_of,
     most_frequent,
     rounded,
@@ -192,6 +193,10 @@ class Choices(TaskKind[ChoiceQuestion]):
         else:
             total = F.cross_entropy(logits_QC, labels_Q, reduction="sum")
         return {"task": total}, (logits_QC.argmax(-1) == labels_Q).sum()
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        assert batch.labels is not None
+        return divergence(*(logits.view(batch.labels.shape[0], -1) for logits in (one, other))).sum()
 
     # ------------------------------------------------------------------------------------------- rows, answers
 

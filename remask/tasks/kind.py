@@ -236,6 +236,10 @@ class TaskKind(ABC, Generic[ItemT]):
     def loss(self, logits: torch.Tensor, batch: Batch, plan: TaskLoss) -> tuple[Sums, torch.Tensor | None]:
         """Sums by part (`task`, …), and how many were right (None: that is no question here)."""
 
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """How far apart two passes over a batch are, summed over what `counts` counts as `task`."""
+        raise ConfigError(f"loss.consistency: is not for tasks of the kind {self.name}")
+
     # ------------------------------------------------------------------------------------------- rows, answers
 
     @abstractmethod
@@ -308,6 +312,18 @@ def surest_mistakes(probs_NC: Array, truth_N: Array) -> list[int]:
     """Numbers of the wrong choices, the surest first."""
     wrong = np.flatnonzero(probs_NC.argmax(1) != truth_N)
     return [int(i) for i in wrong[np.argsort(-probs_NC.max(1)[wrong], kind="stable")][:NUM_WORST]]
+
+
+def divergence(one: torch.Tensor, other: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of the Kullback-Leibler divergences both ways between softmaxes over the last axis, of which `hidden`
+    places do not count."""
+    if hidden is not None:
+        one, other = one.masked_fill(hidden, float("-inf")), other.masked_fill(hidden, float("-inf"))
+    log_one, log_other = one.log_softmax(-1), other.log_softmax(-1)
+    logs = log_one - log_other
+    if hidden is not None:
+        logs = logs.masked_fill(hidden, 0.0)
+    return 0.5 * ((log_one.exp() - log_other.exp()) * logs).sum(-1)
 
 
 def softmax(logits_RC: Array) -> Array:

@@ -109,6 +109,23 @@ class LossSettings(Config):
         "softmax", "several choices: cross entropy over them, or a margin between the right one and each other",
         effect="math",
     )  # fmt: skip
+    consistency: float = switch(
+        0.0, "weight of the difference between two passes with other dropout (R-Drop, arXiv 2106.14448); 0: one pass",
+        effect="math", samples=[1.0], ge=0,
+    )  # fmt: skip
+    adversarial: int = switch(
+        0, "further passes over embeddings that were moved to raise the loss (as in FreeLB, arXiv 1909.11764); 0: none",
+        effect="math", samples=[1, 2], ge=0,
+    )  # fmt: skip
+    adversarial_step: float = switch(
+        0.05, "how far each such pass moves a text's embeddings further, as a share of their norm", effect="math",
+        samples=[0.2], gt=0,
+    )  # fmt: skip
+
+    @property
+    def num_passes(self) -> int:
+        """Forward and backward passes over every batch."""
+        return 1 + self.adversarial + bool(self.consistency)
 
 
 class TaskBatchSettings(Config):

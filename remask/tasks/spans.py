@@ -31,6 +31,7 @@ from remask.tasks.kind import (
     TaskLoss,
     TaskSource,
     cut_note,
+    divergence,
     rounded,
 )
 from remask.tasks.records import Answer
@@ -193,6 +194,15 @@ class Spans(TaskKind[Question]):
             has_answer_B = (batch.labels[:, 1] > 0).float()
             sums["answerable"] = F.binary_cross_entropy_with_logits(logits[:, 0, 2], has_answer_B, reduction="sum")
         return sums, (masked.argmax(-1) == labels).sum()
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Of where answers start and end; whether there is one is in the first position of both."""
+        import torch
+
+        columns_S = torch.arange(one.shape[1], device=one.device)
+        outside_B1S = (columns_S[None, :] >= batch.lengths_B[:, None])[:, None]
+        starts_and_ends = (logits[:, :, :2].transpose(1, 2) for logits in (one, other))
+        return divergence(*starts_and_ends, hidden=outside_B1S).sum()
 
     # ------------------------------------------------------------------------------------------- rows, answers
 

@@ -34,6 +34,7 @@ from remask.tasks.kind import (
     TaskSource,
     by_size,
     cut_note,
+    divergence,
     log_of,
     rounded,
     softmax,
@@ -138,6 +139,10 @@ class Tags(TaskKind[Sentence]):
         logits_TC, labels_T = logits.flatten(0, 1), batch.labels.flatten()
         total = F.cross_entropy(logits_TC, labels_T, ignore_index=IGNORE, reduction="sum")
         return {"task": total}, (logits_TC.argmax(-1) == labels_T).sum()
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        assert batch.labels is not None
+        return divergence(one, other)[batch.labels != IGNORE].sum()
 
     # ------------------------------------------------------------------------------------------- rows, answers
 

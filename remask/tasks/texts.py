@@ -34,6 +34,7 @@ from remask.tasks.kind import (
     TaskSource,
     by_size,
     cut_note,
+    divergence,
     log_of,
     most_frequent,
     rounded,
@@ -262,6 +263,9 @@ class Classify(TextKind):
         losses_B = F.cross_entropy(logits, batch.labels, weights, reduction="none")
         return {"task": weighted(losses_B, batch)}, weighted(right_B, batch)
 
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return weighted(divergence(one, other), batch)
+
     def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
         index = {name: i for i, name in enumerate(labels)}
         return [np.int64(index[e.label]) for e in items]
@@ -350,6 +354,10 @@ class Regress(TextKind):
             return {"task": F.mse_loss(logits[:, 0], batch.labels, reduction="sum")}, None
         return {"task": weighted(F.mse_loss(logits[:, 0], batch.labels, reduction="none"), batch)}, None
 
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Squared."""
+        return weighted((one[:, 0] - other[:, 0]).square(), batch)
+
     def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
         return [np.float32(e.label) for e in items]
 
@@ -404,6 +412,10 @@ class MultiLabel(TextKind):
             return {"task": F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")}, right_BC.sum()
         losses_B = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none").sum(1)
         return {"task": weighted(losses_B, batch)}, weighted(right_BC.sum(1), batch)
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Of every label's own yes or no."""
+        return weighted(0.5 * ((one.sigmoid() - other.sigmoid()) * (one - other)).sum(1), batch)
 
     def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
         index = {name: i for i, name in enumerate(labels)}

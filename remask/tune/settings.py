@@ -17,13 +17,13 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from remask.config import Config, dump, setting, switch
-from remask.model.settings import LoraSettings
+from remask.model.settings import UPDATES, AdaLoraSettings, Ia3Settings, LoraSettings, Updates
 from remask.tasks.kinds import kind_of
 from remask.tasks.settings import LossSettings, PromptSettings, RowSettings, TableSettings, TaskBatchSettings
 from remask.tasks.specs import TASKS
 from remask.train.settings import TrainSettings
 
-Learn = Literal["all", "heads", "lora"]
+Learn = Literal["all", "heads", "lora", "adalora", "ia3", "bottleneck", "prefix"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_:-]*\Z")  # of a task among several: part of paths and of weights' names
 
 
@@ -32,8 +32,8 @@ class FinetuneTrainSettings(TrainSettings):
 
     epochs: float | None = setting(10.0, "passes over the training data", gt=0)
     learning_rate: float | None = switch(  # pyrefly: ignore
-        None, "peak learning rate; null: by what learns (2e-5, LoRA 4e-4, heads 1e-3 at width 768), more for narrow "
-        "networks", effect="math", samples=[1e-5, 3e-5], gt=0,
+        None, "peak learning rate; null: by what learns (all 2e-5, LoRA 4e-4, heads 1e-3, … at width 768), more for "
+        "narrow networks", effect="math", samples=[1e-5, 3e-5], gt=0,
     )  # fmt: skip
     warmup: float = switch(0.06, "linear warmup: a share of all steps, or steps", effect="math", samples=[0.0], ge=0)
     weight_decay: float = switch(0.1, "decoupled weight decay", effect="math", samples=[0.0, 0.01], ge=0)
@@ -44,6 +44,21 @@ class FinetuneTrainSettings(TrainSettings):
     parallel: Literal["ddp"] = setting(  # pyrefly: ignore
         "ddp", "under torchrun every rank has the whole model: fine-tuning keeps its best weights as it goes"
     )
+
+
+class BottleneckSettings(Config):
+    """Adapters behind attention and FFN of every layer (arXiv 1902.00751); norms and heads learn with them."""
+
+    size: int = switch(32, "width of an adapter", effect="math", samples=[4], ge=1)
+
+
+class PrefixSettings(Config):
+    """Keys and values in front of every layer's own (arXiv 2101.00190, without its second network)."""
+
+    length: int = switch(
+        20, "places of the prefix, which count as positions: texts may be that much shorter", effect="math",
+        samples=[3], ge=1,
+    )  # fmt: skip
 
 
 class TaskFiles(Config):
@@ -161,13 +176,19 @@ class FinetuneRun(TaskFiles):
     )  # fmt: skip
     init_weights: bool = switch(True, "start from its weights; false: the same network from scratch", effect="math")
     learn: Learn = switch(
-        "all", "what learns: all (or train.trainable_top_layers), the heads alone, or LoRA and the heads", effect="math"
-    )
+        "all", "what learns: all (or train.trainable_top_layers), the heads alone, or the heads and: low-rank updates "
+        "(lora, adalora), factors (ia3), adapters behind the sub-layers (bottleneck), a prefix in every layer",
+        effect="math",
+    )  # fmt: skip
     lora: LoraSettings = setting(LoraSettings(), "learn: lora")
     unlabelled: UnlabelledSettings = setting(UnlabelledSettings(), "texts to learn from without labels (classes only)")
     curve: CurveSettings = setting(
         CurveSettings(), "compare ways to learn over numbers of labels, in place of one model"
     )
+    adalora: AdaLoraSettings = setting(AdaLoraSettings(), "learn: adalora")
+    ia3: Ia3Settings = setting(Ia3Settings(), "learn: ia3")
+    bottleneck: BottleneckSettings = setting(BottleneckSettings(), "learn: bottleneck")
+    prefix: PrefixSettings = setting(PrefixSettings(), "learn: prefix")
     tasks: tuple[TaskEntry, ...] = setting((), "several tasks over one encoder, each with a head of its own")
     temperature: float = switch(
         1.0, "several tasks: steps go to a task by size ^ (1 / temperature); large: all alike", effect="math",
@@ -187,8 +208,10 @@ class FinetuneRun(TaskFiles):
     def _check(self) -> Self:
         if self.learn != "all" and self.train.trainable_top_layers is not None:
             raise ValueError(f"learn: {self.learn} already says what learns, and so does train.trainable_top_layers")
-        if self.learn == "lora" and self.lora.dropout and self.train.compile:
-            raise ValueError("lora.dropout cannot be compiled: train.compile must be false, or lora.dropout 0")
+        if isinstance(self.updates, LoraSettings | AdaLoraSettings) and self.updates.dropout and self.train.compile:
+            raise ValueError(
+                f"{self.learn}.dropout cannot be compiled: train.compile must be false, or {self.learn}.dropout 0"
+            )
         if self.learn != "all" and not self.init_weights:
             raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would stay frozen")
         if self.unlabelled.file is not None and (self.tasks or self.grid.given()):
@@ -205,6 +228,11 @@ class FinetuneRun(TaskFiles):
         elif self.single:
             raise ValueError("single compares several tasks with each alone: there are no tasks")
         return self
+
+    @property
+    def updates(self) -> Updates | None:
+        """What `learn` puts beside the matrices and merges at the end."""
+        return getattr(self, self.learn) if self.learn in UPDATES else None
 
     def with_values(self, values: Mapping[str, float | int]) -> FinetuneRun:
         """The same run with other values of TUNED, each once (no grid)."""

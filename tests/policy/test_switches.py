@@ -14,6 +14,7 @@ import pytest
 
 from remask.config import Switch, build_run, switches
 from remask.errors import DataError
+from remask.model.settings import AdaLoraSettings
 from remask.preparation import prepare
 from remask.pretraining.run import pretrain
 from remask.pretraining.settings import PretrainRun
@@ -215,7 +216,15 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
         "prompt.words": {"a": ["fox"], "b": ["dog"]},
     },
     "unlabelled.min_score": {"unlabelled.file": "texts.jsonl", "unlabelled.min_score": 0.5005},
+    "loss.adversarial_step": {"loss.adversarial": 1},
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
+    **{
+        f"adalora.{name}": {"learn": "adalora", "adalora.start_rank": 6, "adalora.rank": 3, "adalora.every": 2}
+        for name in AdaLoraSettings.model_fields
+    },
+    "ia3.modules": {"learn": "ia3", "train.learning_rate": 0.05},
+    "bottleneck.size": {"learn": "bottleneck"},
+    "prefix.length": {"learn": "prefix"},
 }
 FINETUNE_SWITCHES = [one for one in switches(FinetuneRun) if not one.key.startswith("train.")]
 

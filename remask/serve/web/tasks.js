@@ -7,6 +7,7 @@
 
 import { attention, headWeights } from "./attention.js";
 import { count, decimal, el, percent, quiet } from "./dom.js";
+import { collection, ranking } from "./search.js";
 import { answer, bars, candidate, entities, isPart, similarities, tokenCount, tokens } from "./views.js";
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
@@ -239,7 +240,40 @@ const look = {
   say: (found) => `${count(found.tokens.length, "token")}; choose one to see what it looks at`,
 };
 
+const search = {
+  name: "Search",
+  wide: true,
+  fields: [
+    line("query", "Look for", ""),
+    { key: "top", label: "Passages", kind: "number", min: 1, max: 100, start: "5" },
+    { ...choice("way", "Show", () => ["side by side", "both as one"]), start: "side by side" },
+  ],
+  request({ query, top }) {
+    if (!query.trim()) return wait("Write what to look for.");
+    const wanted = Math.max(1, Math.min(100, Math.round(Number(top)) || 5));
+    return { inputs: query, top_k: wanted, lists: true, point: true };
+  },
+  show(found, values, { body, model }) {
+    const one = (name, hits) => ranking(name, hits, body.inputs);
+    const lists = values.way === "both as one"
+      ? [one("Vectors and words as one", found.hits)]
+      : [one("By vectors", found.vectors), one("By words", found.words)];
+    const { passages, documents } = model.index;
+    return el(
+      "div",
+      {},
+      el("div", { class: lists.length > 1 ? "columns two" : "columns" }, ...lists),
+      el("h2", { class: "part" }, `Map of ${count(passages, "passage")} of ${count(documents, "document")}`),
+      collection(model.id, found),
+    );
+  },
+  say({ hits }) {
+    return hits.length ? `${count(hits.length, "passage")}, the first of ${hits[0].id}` : "Nothing found";
+  },
+};
+
 export const TASKS = {
+  search,
   "fill-mask": fillMask, prompt, classify, pairs, tag, answer: answerTask, choose, rank, embed, tokenize,
   attention: look,
 };
