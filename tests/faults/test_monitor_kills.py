@@ -17,8 +17,6 @@ START = 1_424_736_000
 SCRIPT = """
 import sys, time
 from pathlib import Path
-
-from .soak import tries
 from remask.config import build_run
 from remask.monitoring.run import Monitor
 from remask.monitoring.settings import MonitorRun
