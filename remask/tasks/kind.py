@@ -176,6 +176,10 @@ class TaskKind(ABC, Generic[ItemT]):
     def text(self, item: ItemT) -> str:
         """The item for a reader."""
 
+    def with_prompts(self, prompts: dict[str, str]) -> TaskKind[ItemT]:
+        """The kind as a model with these prompts was taught it."""
+        return self
+
     # ------------------------------------------------------------------------------------------------ network
 
     @abstractmethod

@@ -19,7 +19,7 @@ from pydantic import model_validator
 from remask.config import Config, dump, setting, switch
 from remask.model.settings import LoraSettings
 from remask.tasks.kinds import kind_of
-from remask.tasks.settings import LossSettings, RowSettings, TableSettings, TaskBatchSettings
+from remask.tasks.settings import LossSettings, RetrieveSettings, RowSettings, TableSettings, TaskBatchSettings
 from remask.tasks.specs import TASKS
 from remask.train.settings import TrainSettings
 
@@ -50,7 +50,7 @@ class TaskFiles(Config):
     """A task and where its examples are."""
 
     task: str = setting(
-        "classify", "classify, regress, multilabel, pair, ner, qa, choice, or a named one such as glue:cola"
+        "classify", "classify, regress, multilabel, pair, ner, qa, choice, retrieve, or a named one such as glue:cola"
     )
     train_file: str | None = setting(None, "what to train on")
     dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
@@ -143,6 +143,7 @@ class FinetuneRun(TaskFiles):
     single: bool = setting(False, "several tasks: also train each alone, for comparison")
     batch: TaskBatchSettings = setting(TaskBatchSettings(), "rows -> batches")
     loss: LossSettings = setting(LossSettings(), "what is minimised, where there is a choice")
+    retrieve: RetrieveSettings = setting(RetrieveSettings(), "task retrieve: pairs, negatives, the loss")
     train: FinetuneTrainSettings = setting(FinetuneTrainSettings(), "the recipe")
     grid: GridSettings = setting(GridSettings(), "values of the recipe to try with one another")
     evaluations: int = setting(1, "evaluations in an epoch", ge=1)
@@ -158,6 +159,17 @@ class FinetuneRun(TaskFiles):
             raise ValueError("lora.dropout cannot be compiled: train.compile must be false, or lora.dropout 0")
         if self.learn != "all" and not self.init_weights:
             raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would rest")
+        embeds = self.task == "retrieve"
+        if embeds and self.learn == "heads":
+            raise ValueError("learn: heads is for tasks with a head; task retrieve has none")
+        if not embeds and (self.retrieve.unsupervised or self.retrieve.distil):
+            raise ValueError("retrieve.unsupervised and retrieve.distil are for task retrieve")
+        if self.retrieve.miner and self.retrieve.negatives != "model":
+            raise ValueError("retrieve.miner mines where retrieve.negatives is model")
+        if self.retrieve.unsupervised and self.train_file:
+            raise ValueError("retrieve.unsupervised takes the place of train_file: give one of them")
+        if any(entry.task == "retrieve" for entry in self.tasks):
+            raise ValueError("tasks: retrieve compares all rows of a step, so it does not share steps; train it alone")
         if self.tasks:
             given = [name for name in ("train_file", "dev_file", "data") if getattr(self, name) is not None]
             if given:
