@@ -209,6 +209,20 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "loss.choice": {"task": "choice", "rows.max_length": 64, "train_file": "choice.jsonl"},
     "temperature": {"tasks": ["train.jsonl", "skewed.jsonl"]},
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
+    **{
+        f"retrieve.{name}": {"task": "retrieve", "train_file": "pairs.jsonl"}
+        for name in ("query_prompt", "document_prompt", "temperature", "learned_temperature", "symmetric", "widths")
+    },
+    "retrieve.negatives": {"task": "retrieve", "train_file": "pairs.jsonl", "retrieve.below": 1.0},
+    "retrieve.num_negatives": {"task": "retrieve", "train_file": "pairs.jsonl", "retrieve.negatives": "words"},
+    "retrieve.pool": {"task": "retrieve", "train_file": "pairs.jsonl", "retrieve.negatives": "words"},
+    "retrieve.below": {
+        "task": "retrieve",
+        "train_file": "pairs.jsonl",
+        "retrieve.negatives": "model",
+        "retrieve.below": 1.5,
+    },
+    "retrieve.pairs": {"task": "retrieve", "train_file": None, "retrieve.unsupervised": "text.txt", "max_train": 16},
 }
 FINETUNE_SWITCHES = [one for one in switches(FinetuneRun) if not one.key.startswith("train.")]
 
@@ -236,6 +250,17 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
     skewed = [{**row, "label": "ab"[i % 4 == 0]} for i, row in enumerate(rows)]
     choices = [{"question": "Who?", "options": ["a fox", f"dog {i}", "it"], "answer": i % 3} for i in range(24)]
     files = {"train": rows, "bad": [*rows, {"text": "", "label": "a"}], "skewed": skewed, "choice": choices}
+    names = ["fox", "dog", "river", "hill", "tree"]
+    files["pairs"] = [
+        {"query": f"the {names[i % 5]} {names[i % 3]}", "positive": f"{names[i % 3]} {i % 7} {names[i % 5]} it"}
+        for i in range(24)
+    ]
+    story = "\n".join(
+        f"The {names[i % 5]} {i} was by the river for a year or two. It slept {i} days." for i in range(6)
+    )
+    (folder / "text.txt").write_text(
+        "\n\n".join(f"Story {i}\n{story.replace('year', f'{i} years')}" for i in range(20))
+    )
     for name, lines in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -246,8 +271,11 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
     from safetensors.numpy import load_file
 
     file = "train.json" if settings.get("task") == "squad1" else settings.get("train_file", "train.jsonl")
-    dev = {"squad1": "dev.json", "choice": "choice.jsonl"}.get(settings.get("task", ""), "train.jsonl")
-    files: dict[str, Any] = {"train_file": str(start / file), "dev_file": str(start / dev)}
+    dev = {"squad1": "dev.json", "choice": "choice.jsonl", "retrieve": "pairs.jsonl"}
+    dev = dev.get(settings.get("task", ""), "train.jsonl")
+    files: dict[str, Any] = {"train_file": file and str(start / file), "dev_file": str(start / dev)}
+    if text := settings.get("retrieve.unsupervised"):
+        files["retrieve.unsupervised"] = str(start / text)
     if several := settings.get("tasks"):
         files = {
             "tasks": [
