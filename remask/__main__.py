@@ -28,7 +28,7 @@ VERBS = {
     "pretrain": "Train an encoder on prepared data.",
     "adapt": "A model of somebody else's, continued on text of one's own, measured before and after.",
     "finetune": "Teach a pretrained model a task: your own table, or one of the papers'.",
-    "search": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
+    "tune": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
     "evaluate": "Score a model on tasks (without a head it is fine-tuned first) or a labelled file.",
     "predict": "What a fine-tuned model says about every row of a file.",
     "study": "The papers' tables, or your own, at your scale: which decision matters, with intervals.",

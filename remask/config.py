@@ -187,7 +187,7 @@ NAMED_RUNS = {
     "prepare": ("prepare",),
     "pretrain": ("pretrain", "bases", "ablations"),
     "finetune": ("finetune",),
-    "search": ("search",),
+    "tune": ("tune",),
     "evaluate": ("evaluate",),
     "study": ("studies",),
 }

@@ -99,7 +99,7 @@ class BatchSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class LossPart:
     """A sum and what it is a sum over: a part of the loss, or a metric that is averaged the same way."""
 
     sum: Any
@@ -110,8 +110,8 @@ class Part:
 class Loss:
     """Sums by name (`mlm`, `sentence`, `causal`, `task`) with their counts, and metrics such as accuracy."""
 
-    parts: Mapping[str, Part]
-    metrics: Mapping[str, Part]
+    parts: Mapping[str, LossPart]
+    metrics: Mapping[str, LossPart]
 
 
 class Objective(Protocol):

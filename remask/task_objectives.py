@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from remask.schema import Batch, Loss, Objective, Part
+from remask.schema import Batch, Loss, LossPart, Objective
 from remask.tasks.kind import TaskKind, TaskLoss
 from remask.tasks.retrieve import PairTable, Retrieve, compare_pairs
 
@@ -38,8 +38,8 @@ class TaskObjective:
         logits = task_logits(model, self.kind, batch, _noise(self.seed, step, batch)).float()
         sums, right = self.kind.loss(logits, batch, self.plan)
         counts = self.counts(batch)
-        parts = {name: Part(total, counts[name]) for name, total in sums.items()}
-        return Loss(parts, {} if right is None else {"accuracy": Part(right, counts["task"])})
+        parts = {name: LossPart(total, counts[name]) for name, total in sums.items()}
+        return Loss(parts, {} if right is None else {"accuracy": LossPart(right, counts["task"])})
 
 
 class PairObjective:
@@ -67,7 +67,9 @@ class PairObjective:
         sums, right = compare_pairs(outputs_ND, ids_N, self.table, settings, scale, rank, num_ranks)
         num_queries = int((ids_N < self.table.num_pairs).sum())
         count = float(len(range(rank, num_queries, num_ranks)))
-        return Loss({name: Part(total, count) for name, total in sums.items()}, {"accuracy": Part(right, count)})
+        return Loss(
+            {name: LossPart(total, count) for name, total in sums.items()}, {"accuracy": LossPart(right, count)}
+        )
 
     def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
         """One batch as a step of its own."""

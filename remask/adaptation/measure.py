@@ -126,7 +126,7 @@ def answers(model: Model, sentences: Sequence[Hidden], top: int = 5) -> list[lis
 
 
 @dataclass(frozen=True)
-class Pairs:
+class ScoredPairs:
     """Pairs of texts with how alike they are."""
 
     first: list[str]
@@ -134,7 +134,7 @@ class Pairs:
     likeness: np.ndarray
 
 
-def read_pairs(settings: PairsSettings) -> Pairs:
+def read_pairs(settings: PairsSettings) -> ScoredPairs:
     assert settings.file is not None
     first, second, numbers = [], [], []
     for cells in read_cells(settings.file):
@@ -152,10 +152,10 @@ def read_pairs(settings: PairsSettings) -> Pairs:
             raise DataError(f"{cells.place}: a pair needs a text in {settings.text} and in {settings.text2}")
     if len(first) < MIN_PAIRS:
         raise DataError(f"{settings.file}: {len(first)} pairs are too few to rank; at least {MIN_PAIRS}")
-    return Pairs(first, second, np.array(numbers))
+    return ScoredPairs(first, second, np.array(numbers))
 
 
-def closeness(model: Model, pairs: Pairs) -> float:
+def closeness(model: Model, pairs: ScoredPairs) -> float:
     """Spearman's correlation of the cosine of two texts' vectors with how alike they are."""
     from remask.tasks.metrics import spearman
 

@@ -24,7 +24,7 @@ from remask.errors import DataError, UnavailableError
 from remask.model.packed import for_answers
 from remask.model.settings import Pooling
 from remask.precision import Format
-from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
+from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized
 from remask.tasks.rows import Rows
 
 
@@ -191,7 +191,7 @@ class Model:
         with torch.inference_mode(), self.runner.products():
             return attention_maps(self.network, batch)
 
-    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
         """The tokens of each text, without special ones."""
         return self.questions.tokenize(texts)
 

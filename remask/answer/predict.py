@@ -222,7 +222,8 @@ class _Job:
         with work.path("unreadable.jsonl").open("rb") as file:
             counts["bad"] += sum(1 for _ in file)
         if not counts["rows"]:
-            raise DataError(f"{self._path}: no usable rows ({counts['bad']:,} cannot be answered)")
+            reason = next((f"; line {bad['line']}: {bad['reason']}" for bad in self._bad()), "")
+            raise DataError(f"{self._path}: no usable rows ({counts['bad']:,} cannot be answered){reason}")
         bad_out = bad_file(out)
         with artifacts.output_errors(out):
             whole, bad = work.path("whole"), work.path("bad.jsonl")

@@ -21,7 +21,7 @@ from remask.model.settings import Pooling
 from remask.schema import Batch
 from remask.tasks.kinds import StoredTask
 from remask.tasks.race import ChoiceQuestion
-from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
+from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized
 from remask.tasks.rows import cut
 from remask.tasks.settings import RowSettings
 from remask.tasks.squad import Question as Asked
@@ -258,13 +258,13 @@ class Questions:
 
         return (yield rows, Reading("encode", read))
 
-    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
         found = []
         for text in _several(texts):
             self.on_text(len(text))
             ids, spans = self.tokenizer.encode_with_offsets(text)
             names = tuple(self.tokenizer.token_text(int(token)) for token in ids)
-            found.append(Tokens(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
+            found.append(Tokenized(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
         return found
 
     # ------------------------------------------------------------------------------------------------- inside

@@ -24,12 +24,14 @@ from remask.workers import num_cores
 
 # Every extra of pyproject.toml: a module that comes with it alone, and what it is for.
 EXTRAS = {
+    "faiss": ("faiss", "remask index --set faiss.kind=hnsw: beyond a million passages"),
     "fast": ("gigatoken", "vocabulary and encoding at many times the speed"),
     "hf": ("datasets", "hf:NAME as a source of text, and comparison with transformers"),
     "html": ("trafilatura", "the more precise extraction of web pages"),
     "onnx": ("onnxruntime", "remask export --to onnx and --to int8"),
+    "postgres": ("psycopg", "remask index --to postgres://…: passages and vectors in a database"),
     "ray": ("ray", "preparing a corpus on many machines"),
-    "search": ("optuna", "remask search"),
+    "tune": ("optuna", "remask tune"),
     "serve": ("fastapi", "remask serve"),
     "tensorboard": ("tensorboard", "train.trackers=[tensorboard]"),
     "wandb": ("wandb", "train.trackers=[wandb]"),

@@ -48,11 +48,11 @@ def summary(values: Mapping[str, Any]) -> str:
         f"{values['evaluation']['bits_per_byte']:.2f} bits per byte",
     ]
     if task := values["task"]:
-        for start, name in (("pretrained", "pretrained"), ("scratch", "from scratch")):
+        for start, name in task["starts"].items():
             seeds = task[start]["seeds"]
             spread = f"({min(seeds):.1%} to {max(seeds):.1%}, {len(seeds)} seeds)" if len(seeds) > 1 else "(one seed)"
-            lines.append(f"{task['question']} {name:<12} {task[start]['median']:.1%} {spread}")
-        lines.append(f"{task['question']} {'largest class':<12} {task['majority']:.1%}")
+            lines.append(f"{task['question']} {name:<20} {task[start]['median']:.1%} {spread}")
+        lines.append(f"{task['question']} {'largest class':<20} {task['majority']:.1%}")
     lines += ["", f"Model   {values['model']}", f"Report  {values['report']}", "", "Try next:"]
     lines += [f"  {line}" for line in values["next_commands"]]
     lines += ["", f"{duration(sum(values['seconds'].values()))} in all"]

@@ -19,7 +19,7 @@ RUN_MODELS = {
     "pretrain": "remask.pretraining.settings:PretrainRun",
     "adapt": "remask.adaptation.settings:AdaptRun",
     "finetune": "remask.commands.finetune:FinetuneRun",
-    "search": "remask.commands.search:SearchRun",
+    "tune": "remask.tune.settings:TuneRun",
     "evaluate": "remask.commands.evaluate:EvaluateRun",
     "predict": "remask.answer.predict:PredictRun",
     "fill-mask": "remask.commands.fill_mask:FillMaskRun",

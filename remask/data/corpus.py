@@ -14,7 +14,7 @@ import numpy as np
 from remask.data import order
 from remask.data.examples import Examples, Recipe
 from remask.data.masking import Masked, Masker, mask_pass
-from remask.data.rows import Block, Rows, Vocabulary, assemble
+from remask.data.rows import BatchRows, Block, Vocabulary, assemble
 from remask.data.settings import DataSettings
 from remask.data.tokens import SourceTokens, Tokens
 from remask.errors import ConfigError, DataError
@@ -106,7 +106,7 @@ class Corpus:
             keys[at] = order.draw(order.draw(base, copies[at]), rows[at])
         return Chosen(sources, passes, rows, sizes, keys)
 
-    def layout(self, chosen: Chosen, width: int, vocabulary: Vocabulary) -> tuple[Rows, list[Block]]:
+    def layout(self, chosen: Chosen, width: int, vocabulary: Vocabulary) -> tuple[BatchRows, list[Block]]:
         """Chosen rows with their marks, unmasked."""
         if len(self.sources) == 1:
             blocks = [Block(self.sources[0], self.examples[0], chosen.rows, np.arange(len(chosen.rows)))]
@@ -129,7 +129,7 @@ class Corpus:
         masked = self.masker(rows, chosen.keys, rate, starts_word)
         return self.batch(chosen, rows, masked)
 
-    def batch(self, chosen: Chosen, rows: Rows, masked: Masked) -> Batch:
+    def batch(self, chosen: Chosen, rows: BatchRows, masked: Masked) -> Batch:
         labels = None
         if self.recipe.sentence_loss != "none":
             labels = np.full(len(chosen.rows), IGNORE, np.int64)

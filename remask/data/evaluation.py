@@ -21,7 +21,7 @@ from remask.data.corpus import Chosen, Corpus, uses_bert_layout
 from remask.data.examples import Recipe
 from remask.data.index import open_index
 from remask.data.masking import Masked, Masker
-from remask.data.rows import Rows, Vocabulary, padded_width
+from remask.data.rows import BatchRows, Vocabulary, padded_width
 from remask.data.settings import PAIRS, DataSettings, MaskingSettings
 from remask.data.tokens import Tokens
 from remask.errors import ConfigError, DataError
@@ -149,7 +149,7 @@ def word_batches(
     return batches
 
 
-def _mask_words(rows: Rows, sources: list[int], words: list[_WordPicks], tokenizer: Vocabulary) -> Masked:
+def _mask_words(rows: BatchRows, sources: list[int], words: list[_WordPicks], tokenizer: Vocabulary) -> Masked:
     picked = np.zeros(len(rows.text_T), bool)
     for number, source in enumerate(sources):
         at = rows.source_T == number

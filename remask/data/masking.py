@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask.data import order
-from remask.data.rows import Rows, Vocabulary
+from remask.data.rows import BatchRows, Vocabulary
 from remask.data.settings import MaskingSettings
 
 _PICK, _TURN, _LENGTH, _SHOW = (order.key_of("masking", name) for name in ("pick", "turn", "length", "show"))
@@ -66,7 +66,7 @@ class Masker:
         self._allowed = replacements(vocabulary)
         self.num_words_in_part = 0  # masked so far, of which some tokens stayed
 
-    def __call__(self, rows: Rows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray | None) -> Masked:
+    def __call__(self, rows: BatchRows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray | None) -> Masked:
         """`starts_word_T` says where words start; needed unless the unit is the token."""
         if self.settings.unit == "token":
             chosen, leader = self._choose_tokens(rows, keys_B, rate), None
@@ -75,7 +75,7 @@ class Masker:
             chosen, leader = self._choose_units(rows, keys_B, rate, starts_word_T)
         return self._show(rows, keys_B, chosen, leader)
 
-    def _choose_tokens(self, rows: Rows, keys_B: np.ndarray, rate: float) -> np.ndarray:
+    def _choose_tokens(self, rows: BatchRows, keys_B: np.ndarray, rate: float) -> np.ndarray:
         """Flat positions, ascending."""
         num_rows, width = rows.ids_BS.shape
         bits_BS = order.draw((keys_B ^ np.uint64(_PICK))[:, None], np.arange(width))
@@ -92,7 +92,7 @@ class Masker:
         return np.flatnonzero(ranks_BS < limit_B[:, None])
 
     def _choose_units(
-        self, rows: Rows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray
+        self, rows: BatchRows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Flat positions, and for spans the position of each one's span start (a span is shown as one)."""
         row_T, column_T = np.divmod(rows.text_T, rows.ids_BS.shape[1])
@@ -122,7 +122,7 @@ class Masker:
         return _fill_budgets(units.row, units.ranks, units.lengths, budget_B)
 
     def _pick_tiles(
-        self, words: _Units, rows: Rows, rate: float, budget_B: np.ndarray, keys_B: np.ndarray
+        self, words: _Units, rows: BatchRows, rate: float, budget_B: np.ndarray, keys_B: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Which words are masked where they go in n-grams or spans, and for spans where each word's span starts.
 
@@ -174,7 +174,7 @@ class Masker:
             weights = stop * (1 - stop) ** np.arange(self.settings.max_span)
         return (weights / weights.sum())[:-1]
 
-    def _show(self, rows: Rows, keys_B: np.ndarray, chosen: np.ndarray, leader: np.ndarray | None) -> Masked:
+    def _show(self, rows: BatchRows, keys_B: np.ndarray, chosen: np.ndarray, leader: np.ndarray | None) -> Masked:
         """80/10/10: the mask token, a random token, or the true one."""
         width = rows.ids_BS.shape[1]
         ids = rows.ids_BS.reshape(-1).copy()

@@ -48,7 +48,7 @@ class Block:
 
 
 @dataclass
-class Rows:
+class BatchRows:
     """A batch before masking. T text tokens in reading order, B rows, S positions."""
 
     ids_BS: np.ndarray
@@ -68,7 +68,7 @@ def padded_width(longest: int, multiple: int, length: int) -> int:
     return min(-(-longest // multiple) * multiple, length)
 
 
-def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe, vocabulary: Vocabulary) -> Rows:
+def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe, vocabulary: Vocabulary) -> BatchRows:
     """Read and lay out all rows of a batch."""
     ids = np.full(num_rows * width, vocabulary.pad_id, np.int64)
     lengths = np.zeros(num_rows, np.int64)
@@ -97,7 +97,7 @@ def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe,
             documents[at] = np.repeat(part.number, part.sizes)
     text, token, starts_piece, source = _in_reading_order(found)
     shape = (num_rows, width)
-    return Rows(
+    return BatchRows(
         ids.reshape(shape),
         lengths,
         text_lengths,

@@ -50,7 +50,7 @@ def evaluate(run: EvaluateRun, out: Path | None = None, *, progress: Progress) -
         _begin(out)
         scorer = models.Scorer(*_format(run, progress), run.max_dev)
         return file.score_file(reader, problem, Path(run.test), out, scorer)
-    evaluation = Evaluation(run, out or _user_cache(), progress)
+    evaluation = ModelEvaluation(run, out or _user_cache(), progress)
     plan, skipped = evaluation.plan(_expand(run.tasks))
     if not plan:
         raise DataError(f"{run.data}: has the files of none of these tasks: {', '.join(run.tasks)}")
@@ -89,7 +89,7 @@ def check(run: EvaluateRun, out: Path | None, progress: Progress) -> None:
     if run.test:
         open_test(run)
     else:
-        Evaluation(run, out or _user_cache(), progress).plan(_expand(run.tasks))
+        ModelEvaluation(run, out or _user_cache(), progress).plan(_expand(run.tasks))
 
 
 def open_test(run: EvaluateRun) -> tuple[Reader, Problem]:
@@ -128,7 +128,7 @@ def _expand(tasks: Sequence[str]) -> list[tuple[str, bool]]:
     return list(required.items())
 
 
-class Evaluation:
+class ModelEvaluation:
     """One model, opened once, on many tasks."""
 
     def __init__(self, run: EvaluateRun, cache: Path, progress: Progress) -> None:

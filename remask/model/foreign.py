@@ -44,7 +44,7 @@ _SHARD = re.compile(r"[A-Za-z0-9_.\-]{1,200}\Z")
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor as its file announces it."""
 
     name: str
@@ -158,7 +158,7 @@ def parse_object(data: bytes, place: str) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------- safetensors
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file, after checking that they tile its data exactly."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -188,7 +188,7 @@ def read_header(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def _entry(path: Path, name: str, facts: Any) -> tuple[Entry, tuple[int, int]]:
+def _entry(path: Path, name: str, facts: Any) -> tuple[TensorEntry, tuple[int, int]]:
     place = f"{path}: tensor {name[:80]!r}"
     if not isinstance(facts, dict) or not {"dtype", "shape", "data_offsets"} <= facts.keys():
         raise DataError(f"{place}: needs dtype, shape and data_offsets")
@@ -202,7 +202,7 @@ def _entry(path: Path, name: str, facts: Any) -> tuple[Entry, tuple[int, int]]:
     needed = math.prod(shape) * _ITEM_BYTES[dtype]
     if offsets[1] - offsets[0] != needed:
         raise DataError(f"{place}: shape {shape} of {dtype} needs {needed:,} bytes, it has {offsets[1] - offsets[0]:,}")
-    return Entry(name, path, dtype, tuple(shape)), (offsets[0], offsets[1])
+    return TensorEntry(name, path, dtype, tuple(shape)), (offsets[0], offsets[1])
 
 
 def _counts(values: Any) -> bool:
@@ -214,7 +214,7 @@ class ForeignWeights:
 
     def __init__(self, owner: ForeignFolder) -> None:
         self.folder = owner.folder
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorEntry] = {}
 
     def rename(self, change: Callable[[str], str]) -> None:
         """Go by other names from here on; two tensors under one name are refused."""
@@ -280,7 +280,7 @@ class BinWeights(ForeignWeights):
                     raise DataError(f"{file}: tensor {name[:80]!r} is also in {self.entries[name].file.name}")
                 dtype = _TORCH_TYPES.get(str(tensor.dtype).removeprefix("torch."), str(tensor.dtype))
                 self._tensors[name] = tensor
-                self.entries[name] = Entry(name, file, dtype, tuple(tensor.shape))
+                self.entries[name] = TensorEntry(name, file, dtype, tuple(tensor.shape))
 
     def load(self, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: self._tensors[self.entries[name].name] for name in names}

@@ -270,11 +270,11 @@ class StateOut(BaseModel):
     restarts: int
 
 
-class Fault(BaseModel):
+class ErrorDetails(BaseModel):
     code: str
     message: str
     field: str | None = None
 
 
 class ErrorOut(BaseModel):
-    error: Fault
+    error: ErrorDetails

@@ -72,7 +72,7 @@ def quickstart(run: QuickstartRun, out: Path, *, progress: Progress, program: st
         corpus = clock.time("read, clean, learn a vocabulary, tokenise", lambda: _prepare(run, out, progress))
         write_bytes(out / "run.yaml", to_yaml(run).encode())  # from here on the folder is this quickstart's
         trained = clock.time("pretrain and evaluate", lambda: _pretrain(run, out, progress))
-        task = clock.time("fine-tune, pretrained and from scratch", lambda: _finetune(run, out, progress))
+        task = clock.time("fine-tune from every start", lambda: _finetune(run, out, progress))
         clock.time("export", lambda: _export(out, corpus, trained))
         samples = clock.time("fill in masks", lambda: _fill_masks(run, out, progress))
         values = {
@@ -144,9 +144,9 @@ def _prepare(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any
     }
 
 
-def pretrain_run(run: QuickstartRun, out: Path) -> PretrainRun:
-    """The preset as a pretraining run on this corpus."""
-    budget = {"train.minutes": None if run.steps else run.minutes, "train.steps": run.steps}
+def pretrain_run(run: QuickstartRun, out: Path, budget: Mapping[str, Any] | None = None) -> PretrainRun:
+    """The preset as a pretraining run on this corpus; `budget` instead of the quickstart's."""
+    budget = budget or {"train.minutes": None if run.steps else run.minutes, "train.steps": run.steps}
     options = {"seed": run.seed, "prepared": str(out / "prepared"), **budget}
     return build_run(PretrainRun, options=options, base=run.preset).run
 
@@ -159,7 +159,8 @@ def _pretrain(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
 
 
 def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any] | None:
-    """The task that comes with the corpus, from the pretrained weights and from scratch, with the same recipe."""
+    """The task that comes with the corpus, with the same recipe from every start: pretrained, from scratch and, where
+    pretraining began with counts, from these counts alone. What is above them is what training adds."""
     folder = out / "finetune"
     with output_errors(folder):
         folder.mkdir(exist_ok=True)
@@ -193,15 +194,27 @@ def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
         "train.eval_every": 0,  # only the last state is scored, so that nothing is chosen on the test passages
         "train.save_every": 0,
     }
-    scores: dict[str, Any] = {"question": task.question, "description": task.description}
-    for start in ("pretrained", "scratch"):
-        progress.say(f"fine-tune ({task.question}), {'pretrained' if start == 'pretrained' else 'from scratch'}")
-        options = {**settings, "init_weights": start == "pretrained"}
+    starts = {"pretrained": "pretrained", "counted": "counted, not trained", "scratch": "from scratch"}
+    if pretrain_run(run, out).start.embeddings != "counted":
+        del starts["counted"]
+    scores: dict[str, Any] = {"question": task.question, "description": task.description, "starts": starts}
+    for start, name in starts.items():
+        options = {**settings, "init_weights": start != "scratch"}
+        if start == "counted":
+            options["init"] = str(_untrained(run, out, progress))
+        progress.say(f"fine-tune ({task.question}), {name}")
         result = finetune(build_run(FinetuneRun, options=options).run, folder / start, progress=progress)
         seeds = [seed["metrics"]["accuracy"] for seed in result["runs"]]
         scores[start] = {"median": result["metrics"]["accuracy"], "seeds": seeds}
         scores["majority"] = result["data"]["baseline"]["accuracy"]
     return scores
+
+
+def _untrained(run: QuickstartRun, out: Path, progress: Progress) -> Path:
+    """A model as pretraining began: counted, and not one step trained."""
+    options = {"train.steps": 0, "train.minutes": None}
+    pretrain(pretrain_run(run, out, options), out / "counted", progress=progress)
+    return out / "counted"
 
 
 def _export(out: Path, corpus: Mapping[str, Any], trained: Mapping[str, Any]) -> None:

@@ -25,7 +25,7 @@ from remask.config import dump
 from remask.errors import GaveUpError, MissingInputError
 from remask.progress import Progress
 from remask.reports.runs import read_run
-from remask.studies.plan import Cell, Plan, Variant, cell_fingerprint, cell_folder, task_folder, tuned
+from remask.studies.plan import Cell, StudyPlan, Variant, cell_fingerprint, cell_folder, task_folder, tuned
 from remask.studies.settings import MEASURES
 from remask.workers import num_cores
 
@@ -43,7 +43,7 @@ class Place:
     fingerprint: str
 
 
-def place_of(plan: Plan, cell: Cell, out: Path, data: Mapping[Variant, Path]) -> Place:
+def place_of(plan: StudyPlan, cell: Cell, out: Path, data: Mapping[Variant, Path]) -> Place:
     mark = cell_fingerprint(plan, cell, data)
     return Place(cell_folder(out, cell, mark), out, data, mark)
 
@@ -57,7 +57,7 @@ def read_result(place: Place) -> dict[str, Any] | None:
     return result if isinstance(result, dict) and result.get("fingerprint") == place.fingerprint else None
 
 
-def make_cell(plan: Plan, cell: Cell, place: Place, progress: Progress) -> dict[str, Any]:
+def make_cell(plan: StudyPlan, cell: Cell, place: Place, progress: Progress) -> dict[str, Any]:
     """Train and measure, or go on with it; nothing is done twice."""
     with artifacts.lock(place.folder):
         if (done := read_result(place)) is not None:
@@ -88,7 +88,7 @@ def make_cell(plan: Plan, cell: Cell, place: Place, progress: Progress) -> dict[
 class _Work:
     """The stages of a cell."""
 
-    def __init__(self, plan: Plan, cell: Cell, place: Place, progress: Progress) -> None:
+    def __init__(self, plan: StudyPlan, cell: Cell, place: Place, progress: Progress) -> None:
         self.plan, self.cell, self.place, self.progress = plan, cell, place, progress
         self.folder = place.folder
 

@@ -51,7 +51,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """All cells of a study."""
 
     study: StudyRun
@@ -75,7 +75,7 @@ class Plan:
         return None if cell.origin is None else self.cell(cell.origin, cell.seed)
 
 
-def make_plan(study: StudyRun) -> Plan:
+def make_plan(study: StudyRun) -> StudyPlan:
     """Every row is built, so that every mistake in a definition shows here; those that need others come last."""
     scale = scale_settings(study.scale)
     shared = study.settings if study.base else merge(scale.settings, study.settings)
@@ -88,8 +88,8 @@ def make_plan(study: StudyRun) -> Plan:
             cells.append(Cell(label, seed, row, own, _variant(row), row.start_from or row.model_of))
     for label, row in study.rows.items():
         for task in tasks_of(study):
-            tuned(Plan(study, scale, ()), task, row, f"{study.name}: rows.{label}.tune")
-    return Plan(study, scale, tuple(sorted(cells, key=lambda cell: cell.origin is not None)))
+            tuned(StudyPlan(study, scale, ()), task, row, f"{study.name}: rows.{label}.tune")
+    return StudyPlan(study, scale, tuple(sorted(cells, key=lambda cell: cell.origin is not None)))
 
 
 def _run_of(study: StudyRun, label: str, base: str | None, shared: Mapping[str, Any]) -> PretrainRun:
@@ -148,7 +148,7 @@ def tasks_of(study: StudyRun) -> list[str]:
     return [evaluation for evaluation in study.evaluations if evaluation not in MEASURES]
 
 
-def tuned(plan: Plan, task: str, row: StudyRow, place: str, **given: Any) -> FinetuneRun:
+def tuned(plan: StudyPlan, task: str, row: StudyRow, place: str, **given: Any) -> FinetuneRun:
     """The fine-tuning of a task: its recipe, below what scale, study and row say."""
     values: Any = {"task": task, "max_train": plan.scale.max_train, "max_dev": plan.scale.max_dev}
     for word in recipe_of(task):
@@ -184,7 +184,7 @@ def task_folder(tasks: str | None, task: str) -> Path:
 # ------------------------------------------------------------------------------------------------- fingerprints
 
 
-def cell_fingerprint(plan: Plan, cell: Cell, data: Mapping[Variant, Path]) -> str:
+def cell_fingerprint(plan: StudyPlan, cell: Cell, data: Mapping[Variant, Path]) -> str:
     """What the result follows from."""
     study, scale = plan.study, plan.scale
     run = dump(cell.run)

@@ -19,7 +19,7 @@ from remask.config import differences
 from remask.reports.statistics import Difference, compare, holm, in_words, verdict
 from remask.studies.cells import Place, read_examples, read_result
 from remask.studies.data import MAX_LEAK, leaked_share
-from remask.studies.plan import Plan
+from remask.studies.plan import StudyPlan
 from remask.studies.settings import StudyRun, metrics_of
 
 TITLES = {
@@ -33,7 +33,7 @@ _CROSSED = {"better": "better", "worse": "worse", "no difference seen": "same"}
 Key = tuple[str, int]
 
 
-def summarise(plan: Plan, places: Mapping[Key, Place], out: Path, crashed: Mapping[Key, str]) -> dict[str, Any]:
+def summarise(plan: StudyPlan, places: Mapping[Key, Place], out: Path, crashed: Mapping[Key, str]) -> dict[str, Any]:
     """The whole table."""
     study = plan.study
     table = _Table(plan, places, out, crashed)
@@ -64,7 +64,7 @@ def summarise(plan: Plan, places: Mapping[Key, Place], out: Path, crashed: Mappi
 class _Table:
     """All cells of a study as they are on the disk."""
 
-    def __init__(self, plan: Plan, places: Mapping[Key, Place], out: Path, crashed: Mapping[Key, str]) -> None:
+    def __init__(self, plan: StudyPlan, places: Mapping[Key, Place], out: Path, crashed: Mapping[Key, str]) -> None:
         self.plan, self.places, self.out, self.crashed = plan, places, out, crashed
         self.results = {key: read_result(place) for key, place in places.items()}
         self.metrics = [metric for evaluation in plan.study.evaluations for metric in metrics_of(evaluation)]

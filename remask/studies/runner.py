@@ -23,7 +23,7 @@ from remask.errors import Stopped
 from remask.progress import Progress, duration
 from remask.studies.cells import Place, make_cell, place_of, read_result
 from remask.studies.data import open_data
-from remask.studies.plan import Plan, Variant, make_plan, numbered
+from remask.studies.plan import StudyPlan, Variant, make_plan, numbered
 from remask.studies.settings import PARENT_VARIABLE, StudyRun
 from remask.workers import num_cores, run_tasks
 
@@ -74,7 +74,7 @@ def study_cell(run: StudyRun, out: Path, row: str, seed: int, *, progress: Progr
     return {"folder": str(place.folder), **{key: result[key] for key in shown if key in result}}
 
 
-def _places(plan: Plan, out: Path, data: Mapping[Variant, Path]) -> dict[tuple[str, int], Place]:
+def _places(plan: StudyPlan, out: Path, data: Mapping[Variant, Path]) -> dict[tuple[str, int], Place]:
     return {(cell.label, cell.seed): place_of(plan, cell, out, data) for cell in plan.cells}
 
 
@@ -82,7 +82,7 @@ def _places(plan: Plan, out: Path, data: Mapping[Variant, Path]) -> dict[tuple[s
 
 
 def _do(
-    plan: Plan, places: Mapping[tuple[str, int], Place], out: Path, progress: Progress
+    plan: StudyPlan, places: Mapping[tuple[str, int], Place], out: Path, progress: Progress
 ) -> dict[tuple[str, int], str]:
     """Every unfinished cell as a process; those that start from another's model after all others. Gives what crashed,
     with its last words."""

@@ -33,11 +33,11 @@ from remask.config import differences, dump, fingerprint
 from remask.documents import STAGE, SUFFIXES, DocumentWriter
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError
 from remask.progress import Progress
-from remask.text.choose import HELDOUT, PASSAGE, TRAIN, Part, choose, heldout_passages
+from remask.text.choose import HELDOUT, PASSAGE, TRAIN, PlacedPart, choose, heldout_passages
 from remask.text.clean import known_languages
 from remask.text.counts import check_columns, count_all, in_words, say_counts, warn_of_files, write_drops
 from remask.text.files import InputFile, find_files, is_stream, unpack
-from remask.text.part import Task, make_part
+from remask.text.part import PartTask, make_part
 from remask.text.plain import LAYOUT_LINES, guess_layout
 from remask.text.pydocs import find_modules
 from remask.text.settings import Layout, SourceSettings, TextSettings
@@ -214,11 +214,11 @@ def _read(
     workers: int,
     engine: Engine,
     progress: Progress,
-) -> tuple[list[dict[str, Any]], list[Part]]:
+) -> tuple[list[dict[str, Any]], list[PlacedPart]]:
     pieces = [p for index, found in enumerate(files) for p in portions(found, index, layouts[index])]
     groups = task_groups(pieces)
     tasks = [
-        Task(work / "parts" / f"{index:06d}", group, settings, tuple(layouts), seed)
+        PartTask(work / "parts" / f"{index:06d}", group, settings, tuple(layouts), seed)
         for index, group in enumerate(groups)
     ]
     sizes = [sum(portion.size for portion in group) / 1e6 for group in groups]
@@ -229,11 +229,11 @@ def _read(
         def on_done(index: int, facts: dict[str, Any]) -> None:
             stage.advance(0 if index in before else sizes[index])
 
-        without = Task.without if any(map(_needs_watching, (file for found in files for file in found))) else None
+        without = PartTask.without if any(map(_needs_watching, (file for found in files for file in found))) else None
         facts = run_tasks(make_part, tasks, workers=workers, engine=engine, on_done=on_done, without=without)
     parts, first = [], 0
     for task, fact in zip(tasks, facts, strict=True):
-        parts.append(Part(task.folder, fact["source"], first, fact["documents"]))
+        parts.append(PlacedPart(task.folder, fact["source"], first, fact["documents"]))
         first += fact["documents"]
     return facts, parts
 
@@ -255,7 +255,7 @@ class _ShardTask:
     out: Path
     fates: Path
     fate: int
-    pieces: tuple[tuple[Part, int, int], ...]
+    pieces: tuple[tuple[PlacedPart, int, int], ...]
     passages: tuple[tuple[int, int], ...]
 
     @property
@@ -265,7 +265,7 @@ class _ShardTask:
 
 def _write_shards(
     settings: TextSettings,
-    parts: list[Part],
+    parts: list[PlacedPart],
     fates: np.ndarray,
     work: Path,
     workers: int,
@@ -284,11 +284,13 @@ def _write_shards(
     return shards
 
 
-def _shard_tasks(settings: TextSettings, parts: list[Part], fates: np.ndarray, work: Path) -> Iterator[_ShardTask]:
+def _shard_tasks(
+    settings: TextSettings, parts: list[PlacedPart], fates: np.ndarray, work: Path
+) -> Iterator[_ShardTask]:
     """Shards in the order source, split, number; a shard ends with the document that fills it."""
     passages = tuple(heldout_passages(parts, fates, settings.heldout_fraction).items())
 
-    def task(series: str, number: int, fate: int, held: list[tuple[Part, int, int]]) -> _ShardTask:
+    def task(series: str, number: int, fate: int, held: list[tuple[PlacedPart, int, int]]) -> _ShardTask:
         return _ShardTask(f"{series}.{number:05d}", work / "out", work / "fates", fate, tuple(held), passages)
 
     for index, source in enumerate(settings.sources):
@@ -333,7 +335,7 @@ def _write_shard(task: _ShardTask) -> dict[str, int]:
     return counts
 
 
-def _copy(part: Part, low: int, high: int, task: _ShardTask, writer: DocumentWriter) -> None:
+def _copy(part: PlacedPart, low: int, high: int, task: _ShardTask, writer: DocumentWriter) -> None:
     """Documents next to each other are copied in one go; one of which a passage is held out, by itself."""
     shard = part.shard
     fates = np.memmap(task.fates, np.uint8, "r")[part.first + low : part.first + high]

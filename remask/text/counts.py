@@ -19,7 +19,7 @@ from remask.artifacts import Artifact, output_errors
 from remask.documents import one_line
 from remask.errors import DataError
 from remask.progress import Progress
-from remask.text.choose import PASSAGE, REASONS, Part
+from remask.text.choose import PASSAGE, REASONS, PlacedPart
 from remask.text.part import MAX_SAMPLES
 from remask.text.records import LACKING_COLUMN
 from remask.text.settings import TextSettings
@@ -65,7 +65,7 @@ def warn_of_files(facts: Sequence[Mapping[str, Any]], progress: Progress) -> Non
 
 
 def count_all(
-    settings: TextSettings, facts: Sequence[Mapping[str, Any]], parts: Sequence[Part], fates: np.ndarray
+    settings: TextSettings, facts: Sequence[Mapping[str, Any]], parts: Sequence[PlacedPart], fates: np.ndarray
 ) -> dict[str, Any]:
     """Counts of every source and of all. A document of which a passage is held out is read and kept as two."""
     sources: dict[str, dict[str, Any]] = {}
@@ -128,7 +128,7 @@ def say_counts(artifact: Artifact, progress: Progress) -> None:
 def write_drops(
     settings: TextSettings,
     facts: Sequence[Mapping[str, Any]],
-    parts: Sequence[Part],
+    parts: Sequence[PlacedPart],
     fates: np.ndarray,
     folder: Path,
 ) -> None:
@@ -149,7 +149,7 @@ def _read_drops(facts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[
             yield fact["source"], sample
 
 
-def _chosen_against(parts: Sequence[Part], fates: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+def _chosen_against(parts: Sequence[PlacedPart], fates: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
     """By reason first, so that the order does not depend on how the files were divided."""
     for fate, reason in REASONS.items():
         for part in parts:

@@ -43,7 +43,7 @@ _BATCH_GRAMS = 1 << 20  # n-grams held before they become signatures
 
 
 @dataclass(frozen=True)
-class Task:
+class PartTask:
     """What a worker is handed."""
 
     folder: Path
@@ -53,7 +53,7 @@ class Task:
     seed: int
     passed_over: frozenset[int] = frozenset()  # steps that took too long in an earlier attempt
 
-    def without(self, step: int) -> Task:
+    def without(self, step: int) -> PartTask:
         return replace(self, passed_over=self.passed_over | {step})
 
 
@@ -88,7 +88,7 @@ def band_shape(settings: DedupSettings) -> tuple[int, int]:
     return settings.num_hashes // rows, rows
 
 
-def make_part(task: Task) -> dict[str, Any]:
+def make_part(task: PartTask) -> dict[str, Any]:
     """Run a task unless an earlier attempt did; the facts say what came of it."""
     if (facts := artifacts.finished(task.folder / FACTS)) is not None:
         return facts
@@ -104,12 +104,12 @@ def make_part(task: Task) -> dict[str, Any]:
     return facts
 
 
-def _fill(task: Task, aside: Path) -> dict[str, Any]:
+def _fill(task: PartTask, aside: Path) -> dict[str, Any]:
     tally = Tally()
     with DocumentWriter(aside, NAME) as writer, ExitStack() as files:
         marks = _Marks(aside, files, task.settings.dedup, task.seed)
         source = task.settings.sources[task.portions[0].source]
-        scorer = stories.Scorer(source.stories) if source.stories else None
+        scorer = stories.StoryScorer(source.stories) if source.stories else None
         for document in _documents(task, tally):
             starts = sentence_starts(document.text, task.settings.sentences)
             writer.add(document.text, starts, document.place)
@@ -127,7 +127,7 @@ def _fill(task: Task, aside: Path) -> dict[str, Any]:
     }
 
 
-def _documents(task: Task, tally: Tally) -> Iterator[Document]:
+def _documents(task: PartTask, tally: Tally) -> Iterator[Document]:
     """The documents that are fine as far as each alone can tell."""
     settings = task.settings
     steps = Steps(task.passed_over)
@@ -195,7 +195,7 @@ class _Marks:
         self._num_grams = self._num_signed = 0
         self._files = {name: files.enter_context((folder / name).open("wb")) for name in _MARK_FILES}
 
-    def add(self, text: str, scorer: stories.Scorer | None) -> None:
+    def add(self, text: str, scorer: stories.StoryScorer | None) -> None:
         # The seed keys the hash, so that another seed holds out other documents.
         digest = hashlib.blake2b(text.encode(), digest_size=16, key=self._key).digest()
         words = word_hashes(text) if self._near or scorer else None

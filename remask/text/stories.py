@@ -15,7 +15,7 @@ from remask.text.shingles import ngrams, word_hashes
 _SIZES = (1, 2, 3, 4)
 
 
-class Scorer:
+class StoryScorer:
     """Scores documents against one set of seed sentences."""
 
     def __init__(self, settings: StoriesSettings) -> None:

@@ -30,7 +30,7 @@ _SPACES = b"\t\n\x0b\x0c\r "
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedDocuments:
     """Documents that stand one after the other in `ids`; every index counts from its start."""
 
     ids: np.ndarray
@@ -200,7 +200,7 @@ class BlockEncoder:
         before = tokenizer.description.get("pre_tokenizer") or {"split": False}
         self._cuts = before.get("split") is not False  # Metaspace may be told not to
 
-    def encode(self, data: bytes, offsets: np.ndarray, sentences: np.ndarray) -> Encoded:
+    def encode(self, data: bytes, offsets: np.ndarray, sentences: np.ndarray) -> EncodedDocuments:
         """`offsets`: D+1 byte offsets of documents in `data`; `sentences`: byte offsets of their first characters."""
         if self._newlines == "space":
             data = data.replace(b"\n", b" ")
@@ -220,11 +220,14 @@ class BlockEncoder:
         pre, starts = self._starts.find(ids, places, text, firsts)
         if self._chinese_words == "jieba":
             words.join_chinese(text, places, starts)
-        return _assemble(ids, counts, begins, offsets, places, pre, starts, _word_places(sentences, text))
+        return _assemble(
+            ids=ids, counts=counts, begins=begins, offsets=offsets, places=places, pre=pre, starts=starts,
+            sentences=_word_places(sentences, text),
+        )  # fmt: skip
 
     def _by_library(
         self, pieces: list[bytes], begins: np.ndarray, offsets: np.ndarray, sentences: np.ndarray, text: np.ndarray
-    ) -> Encoded:
+    ) -> EncodedDocuments:
         ids, counts, places, pre, starts = [], [], [], [], []
         for piece, begin in zip(pieces, begins.tolist(), strict=True):
             line = piece.decode()
@@ -323,7 +326,7 @@ def _assemble(
     pre: np.ndarray,
     starts: np.ndarray,
     sentences: np.ndarray,
-) -> Encoded:
+) -> EncodedDocuments:
     """A sentence starts at the first pre-token at or after its first character, in its own document."""
     ahead = np.concatenate([[0], np.cumsum(counts)])
     documents = ahead[np.searchsorted(begins, offsets)]
@@ -334,7 +337,7 @@ def _assemble(
         tokens[waiting] = candidates[np.searchsorted(candidates, tokens[waiting])]
     tokens = tokens[tokens < documents[np.minimum(owner + 1, len(documents) - 1)]]
     firsts = documents[:-1][np.diff(documents) > 0]
-    return Encoded(ids, documents, _marked(len(ids), firsts, tokens), starts)
+    return EncodedDocuments(ids, documents, _marked(len(ids), firsts, tokens), starts)
 
 
 def _marked(size: int, *places: np.ndarray) -> np.ndarray:

@@ -100,7 +100,7 @@ class Tokenizer:
         _trim_spaces(text, spans)
         return np.array(encoding.ids, np.int32), spans
 
-    def library_encoding(self, text: str) -> tokenizers.Encoding | timed.Encoded:
+    def library_encoding(self, text: str) -> tokenizers.Encoding | timed.PlainEncoding:
         """What the tokenizers library says about a text, without special tokens."""
         text = self._safe(text)
         if self._timed is not None and (self._explodes or len(text) > timed.SHORT):

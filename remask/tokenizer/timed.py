@@ -38,7 +38,7 @@ _LENGTH = struct.Struct("<Q")
 _PROPERTY = re.compile(r"\\[pP](?:\{[^}]*\}|[A-Za-z])|\\[hHRX]|\[:\^?\w+:\]")
 
 
-class Encoded(NamedTuple):
+class PlainEncoding(NamedTuple):
     """What is used of the library's own answer."""
 
     ids: list[int]
@@ -134,7 +134,7 @@ class TimedEncoder:
         self._end: weakref.finalize[Any, Any] | None = None
         self._lock = threading.Lock()
 
-    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    def encode(self, texts: Sequence[str]) -> list[PlainEncoding]:
         with self._lock:
             process = self._started()
             seconds = SECONDS_FOR_ANY + sum(map(len, texts)) / CHARACTERS_PER_SECOND
@@ -149,7 +149,7 @@ class TimedEncoder:
             )
         if isinstance(answer, str):
             raise DataError(answer)
-        return [Encoded(ids, [(start, end) for start, end in offsets], words) for ids, offsets, words in answer]
+        return [PlainEncoding(ids, [(start, end) for start, end in offsets], words) for ids, offsets, words in answer]
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:

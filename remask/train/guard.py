@@ -41,7 +41,7 @@ class Consumed:
         return {"from_cursor": self._from_cursor, "examples": self._examples, "count": self.count}
 
 
-class Guard:
+class StepGuard:
     """Judges each step; remembers what was skipped."""
 
     def __init__(self, spike_sigmas: float) -> None:

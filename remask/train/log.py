@@ -17,7 +17,7 @@ from typing import Any
 from remask.artifacts import output_errors
 
 
-class Metrics:
+class MetricsLog:
     """The open file of one run."""
 
     def __init__(self, path: Path, size: int) -> None:

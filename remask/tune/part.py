@@ -173,9 +173,6 @@ def model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
     if run.learn == "lora" and (reasons := no_class(settings, head_settings(run, start, problem))):
         why = f"transformers has no class for this network ({', '.join(reasons)})"
         notes.append(f"the model will have no adapter folder for peft: {why}")
-    top = run.train.trainable_top_layers
-    if top is not None and top > settings.num_layers:
-        notes.append(f"train.trainable_top_layers = {top}: the network has {settings.num_layers} layers, all learn")
     return notes
 
 

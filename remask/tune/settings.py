@@ -214,7 +214,7 @@ class SearchSettings(Config):
         return self
 
 
-class SearchRun(FinetuneRun):
+class TuneRun(FinetuneRun):
     """A fine-tuning run and what may vary in it."""
 
     search: SearchSettings = setting(SearchSettings(), "what varies, how often, how it is chosen")
