@@ -47,7 +47,7 @@ def train_ours(options: argparse.Namespace, turns: Turns, texts: list[str]) -> N
     from remask.progress import Progress
     from remask.task_objectives import PairObjective
     from remask.tasks.pair_batches import PairBatches
-    from remask.tasks.retrieve import Pair, Retrieve, pair_table
+    from remask.tasks.retrieve import Retrieve, TextPair, pair_table
     from remask.tasks.settings import RetrieveSettings, RowSettings, TaskBatchSettings
     from remask.train.job import Job
     from remask.train.loop import train
@@ -56,7 +56,7 @@ def train_ours(options: argparse.Namespace, turns: Turns, texts: list[str]) -> N
 
     reader = open_reader(options.work)
     half, kind = len(texts) // 2, Retrieve(RetrieveSettings(temperature=TEMPERATURE))
-    table = pair_table([Pair(query, text, "") for query, text in zip(texts[:half], texts[half:], strict=True)])
+    table = pair_table([TextPair(query, text, "") for query, text in zip(texts[:half], texts[half:], strict=True)])
     rows = kind.text_rows(table.queries, table.documents, reader.tokenizer, reader.frame(), RowSettings())
     network = with_heads(reader.loaded.network, HeadSettings(pooling="mean"), 0)
     used = [torch.tensor([reader.tokenizer.pad_id]), *(torch.as_tensor(ids) for ids in rows.ids)]

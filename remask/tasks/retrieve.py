@@ -39,7 +39,7 @@ ONLY_VECTORS = "a model of task retrieve gives vectors: remask encode MODEL FILE
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class TextPair:
     """A query and a text that answers it; `negatives` look like answers and are none."""
 
     query: str
@@ -84,7 +84,7 @@ def _same(text: str) -> str:
     return " ".join(text.split())
 
 
-def pair_table(pairs: Sequence[Pair]) -> PairTable:
+def pair_table(pairs: Sequence[TextPair]) -> PairTable:
     """Number the texts of some pairs."""
     documents: dict[str, int] = {}
     spelled: list[str] = []
@@ -199,7 +199,7 @@ def _margins(
 # ------------------------------------------------------------------------------------------------------ the kind
 
 
-class Retrieve(TaskKind[Pair]):
+class Retrieve(TaskKind[TextPair]):
     """Queries and the texts that answer them."""
 
     name, metric, method = "retrieve", "ndcg@10", "embed"
@@ -214,7 +214,7 @@ class Retrieve(TaskKind[Pair]):
 
     # ------------------------------------------------------------------------------------------------ reading
 
-    def open(self, source: TaskSource) -> Problem[Pair]:
+    def open(self, source: TaskSource) -> Problem[TextPair]:
         if source.train is None:
             raise ConfigError(
                 "task retrieve needs pairs: --train FILE --query COL --positive COL, or a text: --unsupervised TEXT"
@@ -229,8 +229,8 @@ class Retrieve(TaskKind[Pair]):
         return self.problem(source.task, train, dev, notes, {"dropped": dict(dropped)})
 
     def problem(
-        self, task: str, train: Sequence[Pair], dev: Sequence[Pair], notes: Sequence[str], facts: dict[str, Any]
-    ) -> Problem[Pair]:
+        self, task: str, train: Sequence[TextPair], dev: Sequence[TextPair], notes: Sequence[str], facts: dict[str, Any]
+    ) -> Problem[TextPair]:
         """Pairs to train on and to score."""
         queries, documents, _ = _sides(dev)
         facts = {**facts, "dev_queries": len(queries), "dev_documents": len(documents)}
@@ -238,25 +238,25 @@ class Retrieve(TaskKind[Pair]):
 
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
-    ) -> Labelled[Pair]:
+    ) -> Labelled[TextPair]:
         pairs, dropped, notes = read_pairs(path, table)
         return Labelled(pairs, notes, {"dropped": dict(dropped)})
 
     def columns(self, table: TableSettings, text: str | None, text2: str | None) -> tuple[str, ...]:
         raise ConfigError(ONLY_VECTORS)
 
-    def item(self, cells: Cells, columns: Sequence[str], table: TableSettings) -> Pair:
+    def item(self, cells: Cells, columns: Sequence[str], table: TableSettings) -> TextPair:
         raise ConfigError(ONLY_VECTORS)
 
-    def key(self, item: Pair) -> Hashable:
+    def key(self, item: TextPair) -> Hashable:
         return _same(item.query), _same(item.positive)
 
-    def text(self, item: Pair) -> str:
+    def text(self, item: TextPair) -> str:
         return item.query
 
     # ------------------------------------------------------------------------------------------------ network
 
-    def head(self, problem: Problem[Pair]) -> dict[str, int | bool]:
+    def head(self, problem: Problem[TextPair]) -> dict[str, int | bool]:
         return {"temperature": True} if self.settings.learned_temperature else {}
 
     def fits(self, heads: Heads) -> bool:
@@ -272,7 +272,7 @@ class Retrieve(TaskKind[Pair]):
     # ------------------------------------------------------------------------------------------- rows, answers
 
     def encode(
-        self, items: Sequence[Pair], labels: Sequence[str], tokenizer: Tokenizer, frame: Frame,
+        self, items: Sequence[TextPair], labels: Sequence[str], tokenizer: Tokenizer, frame: Frame,
         settings: RowSettings, *, labelled: bool = True,
     ) -> Rows:  # fmt: skip
         """What is scored: the queries, each once, then the documents."""
@@ -303,7 +303,7 @@ class Retrieve(TaskKind[Pair]):
         )
 
     def _score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Pair], labels: tuple[str, ...]
+        self, outputs: Sequence[Array], rows: Rows, items: Sequence[TextPair], labels: tuple[str, ...]
     ) -> dict[str, Any]:
         queries, documents, relevant = _sides(items)
         vectors_NE = np.stack(outputs).astype(np.float32)
@@ -335,16 +335,16 @@ class Retrieve(TaskKind[Pair]):
             first = int(scores_QD[number].argmax())
             ahead.append((scores_QD[number, first] - scores_QD[number, right], number, right, first))
         worst = sorted((miss for miss in ahead if miss[0] > 0), reverse=True)
-        asked = [Pair(queries[number], documents[right], "") for _, number, right, _ in worst]
+        asked = [TextPair(queries[number], documents[right], "") for _, number, right, _ in worst]
         shown = [(i, documents[m[2]][:200], documents[m[3]][:200], float(m[0])) for i, m in enumerate(worst)]
         return self.worst(shown, asked, "cosine of the wrong one above the right one's")
 
     def answers(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Pair], labels: tuple[str, ...], *, refuses: bool
+        self, outputs: Sequence[Array], rows: Rows, items: Sequence[TextPair], labels: tuple[str, ...], *, refuses: bool
     ) -> list[Record]:
         raise ConfigError(ONLY_VECTORS)
 
-    def named(self, answer: Any, item: Pair) -> dict[str, Any]:
+    def named(self, answer: Any, item: TextPair) -> dict[str, Any]:
         raise ConfigError(ONLY_VECTORS)
 
     def mean_outputs(self, models: Sequence[Sequence[Array]], rows: Rows) -> list[Array]:
@@ -356,7 +356,7 @@ def _unit(vectors_NE: Array) -> Array:
     return vectors_NE / np.maximum(np.linalg.norm(vectors_NE, axis=1, keepdims=True), 1e-12)
 
 
-def _sides(pairs: Sequence[Pair]) -> tuple[list[str], list[str], list[dict[int, float]]]:
+def _sides(pairs: Sequence[TextPair]) -> tuple[list[str], list[str], list[dict[int, float]]]:
     """(queries, each once; documents, negatives among them; the documents that answer each query, with gain 1)."""
     table = pair_table(pairs)
     first_of_query = {int(query): pair for pair, query in reversed(list(enumerate(table.query_of_pair)))}
@@ -371,10 +371,10 @@ def _sides(pairs: Sequence[Pair]) -> tuple[list[str], list[str], list[dict[int, 
 # --------------------------------------------------------------------------------------------------------- files
 
 
-def read_pairs(path: Path, table: TableSettings) -> tuple[list[Pair], Counter[str], tuple[str, ...]]:
+def read_pairs(path: Path, table: TableSettings) -> tuple[list[TextPair], Counter[str], tuple[str, ...]]:
     """(pairs, rows left out by reason, what was guessed about the file). A cell may hold a list of texts."""
     notes: list[str] = []
-    pairs: list[Pair] = []
+    pairs: list[TextPair] = []
     dropped: Counter[str] = Counter()
     places: dict[str, str] = {}
     columns = [table.query, table.positive, *([table.negative] if table.negative else [])]
@@ -391,7 +391,7 @@ def read_pairs(path: Path, table: TableSettings) -> tuple[list[Pair], Counter[st
             positives = _texts(cells, table.positive)
             if not positives:
                 raise BadRow("no positive", f"the query has no text that answers it in column {table.positive!r}")
-            pairs += [Pair(query, positive, cells.place, negatives) for positive in positives]
+            pairs += [TextPair(query, positive, cells.place, negatives) for positive in positives]
         except BadRow as bad:
             if table.bad_rows == "error":
                 hint = "mend it, or leave such rows out with --set table.bad_rows=drop"

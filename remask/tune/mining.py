@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from remask import signals
-from remask.errors import ConfigError, UnavailableError
+from remask.errors import ConfigError
 from remask.progress import Progress
 from remask.tasks.retrieve import PairTable, Retrieve
 from remask.tasks.settings import RowSettings
@@ -41,12 +41,8 @@ def near_by_words(table: PairTable, pool: int) -> list[Array]:
 
 def word_search(documents: list[str]) -> Any:
     """A BM25 index in memory."""
-    try:
-        import bm25s
-    except ImportError:
-        raise UnavailableError(
-            "negatives by words need bm25s, which is not installed: pip install 'remask[find]'"
-        ) from None
+    import bm25s
+
     index = bm25s.BM25()
     index.index(_words(documents), show_progress=False)
     return index

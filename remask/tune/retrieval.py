@@ -17,7 +17,7 @@ from remask.schema import BatchSource
 from remask.tasks.kind import Problem, TaskSource
 from remask.tasks.kinds import StoredTask, complete, open_problem
 from remask.tasks.pair_batches import PairBatches
-from remask.tasks.retrieve import Pair, PairTable, Retrieve, pair_table
+from remask.tasks.retrieve import PairTable, Retrieve, TextPair, pair_table
 from remask.tasks.settings import LossSettings, RetrieveSettings, TaskBatchSettings
 from remask.tune.part import Part, Start, model_notes
 from remask.tune.settings import FinetuneRun
@@ -90,7 +90,7 @@ def open_pairs(run: FinetuneRun, source: TaskSource, start: Start, progress: Pro
     return part
 
 
-def _problem(run: FinetuneRun, source: TaskSource, progress: Progress) -> Problem[Pair]:
+def _problem(run: FinetuneRun, source: TaskSource, progress: Progress) -> Problem[TextPair]:
     if run.retrieve.unsupervised is None:
         return open_problem(source, max_train=run.max_train, max_dev=run.max_dev)
     from remask.tasks.retrieve import read_pairs

@@ -18,7 +18,7 @@ from remask import signals
 from remask.errors import DataError, MissingInputError
 from remask.progress import Progress
 from remask.schema import Document
-from remask.tasks.retrieve import Pair
+from remask.tasks.retrieve import TextPair
 from remask.text.files import find_files
 from remask.text.plain import guess_layout
 from remask.text.records import Reading
@@ -32,11 +32,11 @@ SCORED_SHARE, MAX_SCORED = 0.05, 500
 _HALF = 2  # a sentence's context needs another sentence
 
 
-def pairs_of_text(text: str, how: str, progress: Progress) -> tuple[list[Pair], list[Pair], tuple[str, ...]]:
+def pairs_of_text(text: str, how: str, progress: Progress) -> tuple[list[TextPair], list[TextPair], tuple[str, ...]]:
     """(pairs to train on, pairs to score, what was guessed): documents are cut in two by their hash. What is scored is
     always a sentence and its context, so that scores of different choices compare."""
-    train: list[Pair] = []
-    dev: list[Pair] = []
+    train: list[TextPair] = []
+    dev: list[TextPair] = []
     notes: list[str] = []
     with progress.stage("pairs from text", None, "documents") as stage:
         for number, document in enumerate(_documents(text, notes), 1):
@@ -86,20 +86,20 @@ def _sentences(paragraph: str) -> list[str]:
     return [paragraph[a:b].strip() for a, b in itertools.pairwise(starts)]
 
 
-def _title(document: Document) -> Iterator[Pair]:
+def _title(document: Document) -> Iterator[TextPair]:
     first, _, rest = document.text.strip().partition("\n")
     if 0 < len(first.strip()) <= MAX_TITLE:
         body = _paragraphs(Document(rest, document.place))
-        yield from (Pair(first.strip(), paragraph, document.place) for paragraph in body[:1])
+        yield from (TextPair(first.strip(), paragraph, document.place) for paragraph in body[:1])
 
 
-def _neighbours(document: Document) -> Iterator[Pair]:
+def _neighbours(document: Document) -> Iterator[TextPair]:
     paragraphs = _paragraphs(document)
     for one, two in zip(paragraphs[::2], paragraphs[1::2], strict=False):
-        yield Pair(one, two, document.place)
+        yield TextPair(one, two, document.place)
 
 
-def _context(document: Document) -> Iterator[Pair]:
+def _context(document: Document) -> Iterator[TextPair]:
     """One sentence of each paragraph, chosen by the paragraph's hash, and all others of it."""
     for paragraph in _paragraphs(document):
         sentences = _sentences(paragraph)
@@ -109,14 +109,14 @@ def _context(document: Document) -> Iterator[Pair]:
         chosen = long[int.from_bytes(hashlib.sha256(paragraph.encode()).digest()[:4], "big") % len(long)]
         rest = " ".join(sentence for i, sentence in enumerate(sentences) if i != chosen)
         if len(rest) >= MIN_CHARACTERS:
-            yield Pair(sentences[chosen], rest, document.place)
+            yield TextPair(sentences[chosen], rest, document.place)
 
 
-def _dropout(document: Document) -> Iterator[Pair]:
+def _dropout(document: Document) -> Iterator[TextPair]:
     for paragraph in _paragraphs(document):
         for sentence in _sentences(paragraph):
             if len(sentence) >= MIN_CHARACTERS:
-                yield Pair(sentence, sentence, document.place)
+                yield TextPair(sentence, sentence, document.place)
 
 
 MAKERS = {"title": _title, "neighbours": _neighbours, "context": _context, "dropout": _dropout}

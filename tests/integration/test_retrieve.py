@@ -15,7 +15,7 @@ from remask.__main__ import cli
 from remask.config import build_run
 from remask.errors import ConfigError, DataError
 from remask.progress import Progress
-from remask.tasks.retrieve import Pair, Retrieve, pair_table
+from remask.tasks.retrieve import Retrieve, TextPair, pair_table
 from remask.tasks.settings import RetrieveSettings, RowSettings
 from remask.tune import mining
 from remask.tune.finetune import finetune
@@ -107,18 +107,19 @@ def test_a_model_learns_and_everyone_reads_its_vectors(task_model: Path, pairs: 
 
 
 def test_words_find_near_texts_that_are_no_answers() -> None:
-    pytest.importorskip("bm25s")
     texts = ["red fox jumps", "red fox sleeps", "blue whale swims", "red fox jumps high"]
-    table = pair_table([Pair("red fox", text, "") for text in texts[:1]] + [Pair("whale", texts[2], "", tuple(texts))])
+    table = pair_table(
+        [TextPair("red fox", text, "") for text in texts[:1]] + [TextPair("whale", texts[2], "", tuple(texts))]
+    )
     near = mining.near_by_words(table, pool=2)
     found = [{table.documents[i] for i in numbers} for numbers in near]
     assert found == [{"red fox sleeps", "red fox jumps high"}, set()]
-    known_too = pair_table([Pair("red fox", texts[0], ""), Pair("red  fox", texts[1], "", (texts[3],))])
+    known_too = pair_table([TextPair("red fox", texts[0], ""), TextPair("red  fox", texts[1], "", (texts[3],))])
     assert [n.tolist() for n in mining.near_by_words(known_too, pool=2)] == [[2], [2]]
 
 
 def test_vectors_find_what_lies_below_the_answer(task_model: Path) -> None:
-    table = pair_table([Pair(f"the {name} sleeps", f"a {name} was there", "") for name in NAMES])
+    table = pair_table([TextPair(f"the {name} sleeps", f"a {name} was there", "") for name in NAMES])
     loose, strict = (
         mining.near_by_vectors(table, Retrieve(RetrieveSettings(pool=4, below=below)), str(task_model), RowSettings())
         for below in (100.0, 0.99)
@@ -135,8 +136,6 @@ def test_vectors_find_what_lies_below_the_answer(task_model: Path) -> None:
 
 @pytest.mark.parametrize("how", ["words", "model"])
 def test_mined_negatives_come_into_the_steps(task_model: Path, pairs: Path, how: str) -> None:
-    if how == "words":
-        pytest.importorskip("bm25s")
     part = opened(run_of(task_model, pairs, **{"retrieve.negatives": how, "retrieve.below": 1.0}))
     assert any(len(n) for n in part.table.negatives_of_pair)
     for pair, negatives in enumerate(part.table.negatives_of_pair):

@@ -13,7 +13,7 @@ from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.task_objectives import PairObjective
 from remask.tasks.pair_batches import PairBatches
-from remask.tasks.retrieve import Pair, PairTable, Retrieve, pair_table
+from remask.tasks.retrieve import PairTable, Retrieve, TextPair, pair_table
 from remask.tasks.rows import Rows
 from remask.tasks.settings import RetrieveSettings, TaskBatchSettings
 from remask.train.distributed import World
@@ -26,7 +26,7 @@ SETTINGS = RetrieveSettings(symmetric=True, learned_temperature=True, widths=(8,
 
 @pytest.fixture(scope="module")
 def table() -> PairTable:
-    pairs = [Pair(f"q{i % 20}", f"text {i % 17}", "", (f"not {i}",)) for i in range(24)]
+    pairs = [TextPair(f"q{i % 20}", f"text {i % 17}", "", (f"not {i}",)) for i in range(24)]
     return pair_table(pairs)
 
 

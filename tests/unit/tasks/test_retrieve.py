@@ -15,13 +15,13 @@ from remask.errors import ConfigError, DataError
 from remask.tasks.kind import TaskSource
 from remask.tasks.kinds import open_problem
 from remask.tasks.pair_batches import PairBatches
-from remask.tasks.retrieve import Pair, PairTable, Retrieve, compare_pairs, pair_table, read_pairs
+from remask.tasks.retrieve import PairTable, Retrieve, TextPair, compare_pairs, pair_table, read_pairs
 from remask.tasks.rows import Rows
 from remask.tasks.settings import RetrieveSettings, TableSettings, TaskBatchSettings
 
 
-def pairs(*rows: tuple[str, str, *tuple[str, ...]]) -> list[Pair]:
-    return [Pair(query, positive, f"line {i}", tuple(rest)) for i, (query, positive, *rest) in enumerate(rows)]
+def pairs(*rows: tuple[str, str, *tuple[str, ...]]) -> list[TextPair]:
+    return [TextPair(query, positive, f"line {i}", tuple(rest)) for i, (query, positive, *rest) in enumerate(rows)]
 
 
 def table(path: Path, *lines: dict[str, Any]) -> Path:
