@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from safetensors.numpy import load_file
 
 import remask
 from remask.__main__ import cli
@@ -80,6 +81,13 @@ def test_a_model_learns_and_everyone_reads_its_vectors(task_model: Path, pairs: 
     texts = model.embed([row["text"] for row in rows], prompt="document")
     found = float(((asked @ texts.T).argmax(1) == np.arange(len(rows))).mean())
     assert found == pytest.approx(values["metrics"]["recall@1"])
+
+    (tmp_path / "asked.txt").write_text("\n".join(row["ask"] for row in rows))
+    words = ["encode", out / "model", tmp_path / "asked.txt", "--pooled", "--prompt", "query"]
+    CliRunner().invoke(
+        cli, [str(word) for word in (*words, "--out", tmp_path / "v.safetensors", "-q")], catch_exceptions=False
+    )
+    np.testing.assert_allclose(load_file(tmp_path / "v.safetensors")["vectors"], asked, atol=1e-6)
 
     scored = remask.evaluate(model=out / "model", test=pairs, out=tmp_path / "scores", progress=QUIET)
     assert scored["metrics"]["ndcg@10"] == pytest.approx(values["metrics"]["ndcg@10"], abs=0.03)  # bf16

@@ -66,7 +66,7 @@ def commands_in(file: Path) -> list[str]:
     return [line.split(" #")[0] for line in lines if re.match(r"(\S*/)?remask ", line)]
 
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "EXPERIMENTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "EXPERIMENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 @pytest.mark.parametrize("file", [f for f in DOCUMENTS if f.exists()], ids=lambda f: f.name)
