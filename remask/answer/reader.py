@@ -125,6 +125,8 @@ class Reader:
 
         def forward(batch: Batch) -> Array:
             named = graph(batch)
+            if "last_hidden_state" in named:
+                return self._pooled(named["last_hidden_state"], np.asarray(batch.lengths_B))
             if "start_logits" not in named:
                 return named["logits"]
             columns = [named["start_logits"], named["end_logits"]]
@@ -133,6 +135,13 @@ class Reader:
             return np.stack(columns, axis=-1)
 
         return forward
+
+    def _pooled(self, states_BSD: Array, lengths_B: Array) -> Array:
+        """Vectors of texts, as the network pools its states."""
+        if self.loaded.heads.pooling == "first":
+            return states_BSD[:, 0]
+        real_BS = np.arange(states_BSD.shape[1]) < lengths_B[:, None]
+        return (states_BSD * real_BS[:, :, None]).sum(1) / lengths_B[:, None]
 
 
 def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
