@@ -27,7 +27,7 @@ from remask.tasks.kind import Heads, Labelled, Problem, Sums, TaskKind, TaskLoss
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import RetrieveSettings, RowSettings, TableSettings
-from remask.tasks.tables import BadRow, text_of
+from remask.tasks.tables import BadRow, check_id, count_or_refuse, text_of
 from remask.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -382,9 +382,7 @@ def read_pairs(path: Path, table: TableSettings) -> tuple[list[TextPair], Counte
         if not pairs and not dropped:
             require_columns(cells, [*columns, *([table.id] if table.id else [])])
         if table.id:
-            name = str(cells.values.get(table.id))
-            if places.setdefault(name, cells.place) != cells.place:
-                raise DataError(f"{cells.place}: the id {name!r} is also at {places[name]}")
+            check_id(cells, table.id, places)
         try:
             query = text_of(cells, table.query)
             negatives = tuple(_texts(cells, table.negative)) if table.negative else ()
@@ -393,10 +391,7 @@ def read_pairs(path: Path, table: TableSettings) -> tuple[list[TextPair], Counte
                 raise BadRow("no positive", f"the query has no text that answers it in column {table.positive!r}")
             pairs += [TextPair(query, positive, cells.place, negatives) for positive in positives]
         except BadRow as bad:
-            if table.bad_rows == "error":
-                hint = "mend it, or leave such rows out with --set table.bad_rows=drop"
-                raise DataError(f"{cells.place}: {bad}; {hint}") from bad
-            dropped[bad.reason] += 1
+            count_or_refuse(bad, cells, table, dropped)
     if not pairs:
         raise DataError(f"{path}: no usable rows" + (f" ({sum(dropped.values())} left out)" if dropped else ""))
     return pairs, dropped, tuple(notes)
