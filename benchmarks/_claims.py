@@ -58,15 +58,16 @@ def _commands() -> list[Command]:
         Command("blimp", "--precision bf16", f"{TINY} --precision fp32"),
         Command("prepare", quick="--rounds 1 --megabytes 1 --vocab-size 2048"),
         Command("serve", quick="--size tiny --rounds 1 --texts 20 --requests 60 --seconds 2 --slow 10"),
+        Command("search", quick="--rounds 1 --passages 20000 --queries 3"),
         Command("time_to_loss"),
     ]
     return found
 
 
 def _all() -> list[Command]:
-    """Scripts that are not named above run as they are; `quality` is a study of recipes, not of speed beside a peer."""
+    """Scripts that are not named above run as they are; `quality`, `monitor`, `ways`: no speed beside a peer."""
     found = _commands()
-    named = {command.script for command in found} | {"quality"}
+    named = {command.script for command in found} | {"quality", "monitor", "ways"}
     scripts = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
     return found + [Command(script) for script in scripts if script not in named]
 
@@ -98,6 +99,9 @@ def _claims() -> dict[str, Claim]:
     found["serve, throughput, base, bf16, 16 clients"] = Claim(3.0, 3.0)
     found["training on pairs, small, batch 64, bf16"] = Claim(1.5, 2.5)
     found["embedding, small, mixed lengths of 64, bf16"] = Claim(1.5, 2.5)
+    # Milliseconds rather than times a peer.
+    found["search of 1,000,000 x 384 vectors, one query, exact"] = Claim(60.0, 60.0, more=False)
+    found["search of 1,000,000 x 384 vectors, one query, int8"] = Claim(60.0, 25.0, more=False)
     return found
 
 

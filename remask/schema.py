@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 Array = Any
+Json = dict[str, Any]  # a JSON object: plain values by name, such as what a verb prints with --json
+Values = Mapping[str, Any]  # the same where it is only read
 IGNORE = -100  # a label that is not predicted, as everywhere in this ecosystem
 
 
@@ -76,9 +78,9 @@ class BatchSource(Protocol):
         """Of a full step, padding not counted."""
         ...
 
-    def first_cursor(self) -> dict[str, Any]: ...
+    def first_cursor(self) -> Json: ...
 
-    def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]: ...
+    def take(self, cursor: Json) -> tuple[list[Batch], Json]: ...
 
     def with_steps(self, num_steps: int) -> BatchSource:
         """The same source in a run of so many steps, where batches depend on that (short rows first, growing masks)."""

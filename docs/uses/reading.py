@@ -43,6 +43,14 @@ def files(squad: Path, split: Path, out: Path) -> None:
     for name, rows in parts.items():
         (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (out / "paragraphs.json").write_text(json.dumps(paragraphs), encoding="utf-8")
+    # The same for `remask index` and `remask search --queries … --qrels …`.
+    tables = {
+        "documents.jsonl": [json.dumps({"id": f"p{i}", "text": text}) for i, text in enumerate(paragraphs)],
+        "queries.jsonl": [json.dumps({"id": f"q{i}", "text": row["question"]}) for i, row in enumerate(parts["test"])],
+        "qrels.txt": [f"q{i} 0 p{row['number']} 1" for i, row in enumerate(parts["test"])],
+    }
+    for name, lines in tables.items():
+        (out / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(f"{len(parts['train'])} questions to train on, {len(parts['test'])} to test, {len(paragraphs)} paragraphs")
 
 

@@ -78,7 +78,7 @@ class Runner:
             outputs = kind.logits(self.network, hidden_BSD, batch).float().cpu().numpy()
             return _by_row(outputs, batch.lengths_B.tolist())
 
-        return Reading(("task", kind.name), read, lambda batch: kind.positions(self.network, batch))
+        return Reading(("task", kind), read, lambda batch: kind.positions(self.network, batch))
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], readings: Sequence[Reading], check: Check | None = None) -> dict[int, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from remask.commands import Common, common_options, program
 from remask.progress import duration
+from remask.schema import Values
 from remask.starter.run import pretrain_run, quickstart
 from remask.starter.settings import QuickstartRun
 
@@ -34,7 +33,7 @@ def command(corpus: tuple[str, ...], minutes: float | None, preset: str | None, 
     common.result(values, summary(values))
 
 
-def summary(values: Mapping[str, Any]) -> str:
+def summary(values: Values) -> str:
     """What a person wants to see at the end."""
     loss, unigram = values["evaluation"]["loss"], values["corpus"]["unigram_nats"]
     lines = ["", "What it fills in (held-out sentences):"]

@@ -137,7 +137,9 @@ def word_batches(
         _WordPicks(corpus, number, tokenizer, settings.evaluation.rate, max_documents, max_bytes)
         for number in range(len(corpus.sources))
     ]
-    inside = [np.flatnonzero(one.starts < picks.end) for one, picks in zip(corpus.examples, words, strict=True)]
+    inside = [
+        np.flatnonzero(examples.starts < picks.end) for examples, picks in zip(corpus.examples, words, strict=True)
+    ]
     sources = np.repeat(np.arange(len(inside)), [len(rows_inside) for rows_inside in inside])
     chosen = corpus.rows_of(sources, np.zeros_like(sources), np.concatenate(inside))
     chosen = chosen.take(np.argsort(chosen.sizes, kind="stable")[::-1])

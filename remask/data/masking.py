@@ -36,7 +36,8 @@ class Masked:
 
 
 def mask_pass(settings: MaskingSettings, passes: np.ndarray) -> np.ndarray:
-    """Static, ten copies and dynamic are one expression."""
+    """Which mask a row gets in a pass: masks are drawn from this number, so equal numbers are equal masks."""
+    # Modulo 1 all passes are pass 0 (static), modulo n they repeat after n (copies), modulo 2^62 they never do.
     copies = {"static": 1, "copies": settings.num_copies, "dynamic": 1 << 62}[settings.repeat]
     return np.asarray(passes) % copies
 
@@ -81,6 +82,8 @@ class Masker:
         bits_BS = order.draw((keys_B ^ np.uint64(_PICK))[:, None], np.arange(width))
         if self.settings.count == "independent":
             return rows.text_T[bits_BS.reshape(-1)[rows.text_T] < np.uint64(int(rate * 2.0**64))]
+        # Every text token has a drawn rank; the ranks below the row's budget-th smallest one are masked. So a row has
+        # exactly its budget, and a larger rate masks the same tokens and some more.
         # 32 bits sort many times faster than 64. Two equal ranks just at the limit leave one token out, in about one
         # row of ten million.
         ranks = np.full(num_rows * width, _LAST_RANK)
@@ -182,7 +185,8 @@ class Masker:
         row, column = np.divmod(chosen, width)
         keys = keys_B[row] ^ np.uint64(_SHOW)
         bits = order.draw(keys, column)
-        # The lower half of the bits decides what is shown, the upper half which random token.
+        # The lower half of the bits decides what is shown, the upper half which random token. Tokens of one span take
+        # the decision of its first token, so that a span is masked, replaced or kept as a whole.
         show = (bits if leader is None else order.draw(keys, leader % width)) & _LOWER_HALF
         random_from = np.uint64(int(self.settings.mask_share * 2.0**32))
         random_to = np.uint64(int((self.settings.mask_share + self.settings.random_share) * 2.0**32))
@@ -233,6 +237,7 @@ def _unturned(values: np.ndarray, ring: np.ndarray) -> np.ndarray:
 
 def _by_rank(row_U: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """Units row by row, each row's in the order of their ranks."""
+    # The row in the upper bits, the rank in the lower ones: one sort orders all rows of the batch at once.
     return np.argsort((row_U.astype(np.uint64) << _ROW_SHIFT) | (ranks >> _RANK_SHIFT), kind="stable")
 
 
@@ -251,6 +256,7 @@ def _totals_before(row_U: np.ndarray, ranks: np.ndarray, lengths: np.ndarray) ->
     row, length = row_U[order_U], lengths[order_U]
     before, opens = np.cumsum(length) - length, _opens(row)
     totals = np.empty(len(row_U), np.int64)
+    # A running sum over all rows, less what it was where the unit's own row begins.
     totals[order_U] = before - before[opens][np.cumsum(opens) - 1]
     return totals
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from remask.model.settings import HeadSettings, ModelSettings
+from remask.schema import Json, Values
 from remask.tokenizer import Tokenizer
 from remask.visible import as_markdown
 
@@ -36,7 +37,7 @@ def model_card(
     settings: ModelSettings,
     heads: HeadSettings,
     tokenizer: Tokenizer,
-    card: Mapping[str, Any],
+    card: Values,
     side: Sequence[str] = (),
     no_class: Sequence[str] = (),
 ) -> str:
@@ -65,8 +66,8 @@ def graph_card(
     settings: ModelSettings,
     heads: HeadSettings,
     tokenizer: Tokenizer,
-    card: Mapping[str, Any],
-    results: Mapping[str, Any],
+    card: Values,
+    results: Values,
     no_class: Sequence[str] = (),
 ) -> str:
     """The card of an ONNX folder: what was measured when it was made, and code that runs as it stands."""
@@ -100,16 +101,17 @@ def _kind_of(heads: HeadSettings) -> str:
     return next((kind for kind, present in kinds.items() if present), "Model")
 
 
-def _measured(results: Mapping[str, Any]) -> list[str]:
+def _measured(results: Values) -> list[str]:
     lines = ["## Measured when it was made", ""]
     lines += [
         f"- fp32 graph and source: largest difference of any output {results['largest_difference']:.2g} "
         f"(bound {results['tolerance']:g}) on {results['sentences']} real texts, alone, together and padded."
     ]
     if results["format"] == "int8":
-        found = results["agreement"]
+        agreement = results["agreement"]
         lines += [
-            f"- int8 and source: {found['what']} {found['value']:.4f} on {found['sentences']} real texts, largest "
+            f"- int8 and source: {agreement['what']} {agreement['value']:.4f} "
+            f"on {agreement['sentences']} real texts, largest "
             f"difference of any output {results['int8_difference']:.2g}; {results['fp32_bytes'] / 1e6:.1f} MB became "
             f"{results['bytes'] / 1e6:.1f} MB."
         ]
@@ -128,9 +130,7 @@ def _measured(results: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def snippet(
-    settings: ModelSettings, heads: HeadSettings, tokenizer: Tokenizer, results: Mapping[str, Any]
-) -> list[str]:
+def snippet(settings: ModelSettings, heads: HeadSettings, tokenizer: Tokenizer, results: Values) -> list[str]:
     """Python that runs in the folder and prints an answer."""
     names = tokenizer.special_names
     labelled = heads.num_tags is not None or (heads.num_classes is not None and not _is_regression(heads))
@@ -181,8 +181,8 @@ def _question(heads: HeadSettings, mask: str, mask_id: int) -> tuple[list[str], 
         return ['texts = [("Who wrote it?", "Mary Shelley wrote it in 1818.")]'], reading
     if heads.choice:
         asked = ['texts = [("It rained.", "So we stayed in."), ("It rained.", "So it was dry.")]']
-        one = "one = {name: array[None] for name, array in inputs.items()}  # one question of two choices"
-        return asked, [one, 'logits = session.run(["logits"], one)[0]', "print(texts[logits[0].argmax()][1])"]
+        example = "one = {name: array[None] for name, array in inputs.items()}  # one question of two choices"
+        return asked, [example, 'logits = session.run(["logits"], one)[0]', "print(texts[logits[0].argmax()][1])"]
     if heads.masked_lm:
         place = f"place = rows[0].ids.index({mask_id})"
         return [f'texts = ["The answer is {mask}."]'], [
@@ -200,9 +200,9 @@ def _question(heads: HeadSettings, mask: str, mask_id: int) -> tuple[list[str], 
     return texts, reading
 
 
-def _opening(library: str, pipeline: str, tags: Sequence[str], card: Mapping[str, Any]) -> list[str]:
+def _opening(library: str, pipeline: str, tags: Sequence[str], card: Values) -> list[str]:
     """Front matter, title and description."""
-    front: dict[str, Any] = {"library_name": library, "pipeline_tag": pipeline, "tags": list(tags)}
+    front: Json = {"library_name": library, "pipeline_tag": pipeline, "tags": list(tags)}
     front |= {key: card[key] for key in ("language", "license", "base_model", "datasets") if card.get(key)}
     if scored := card.get("results"):
         front |= {"metrics": list(scored["metrics"]), "model-index": [_index(scored, pipeline, card)]}
@@ -211,14 +211,14 @@ def _opening(library: str, pipeline: str, tags: Sequence[str], card: Mapping[str
     return lines + ([as_markdown(str(card["description"])), ""] if card.get("description") else [])
 
 
-def _index(scored: Mapping[str, Any], pipeline: str, card: Mapping[str, Any]) -> dict[str, Any]:
+def _index(scored: Values, pipeline: str, card: Values) -> Json:
     """The figures as hubs read them."""
     figures = [{"type": name, "name": name, "value": round(value, 4)} for name, value in scored["metrics"].items()]
     result = {"task": {"type": pipeline}, "dataset": dict(scored["dataset"]), "metrics": figures}
     return {"name": str(card.get("title", "remask")), "results": [result]}
 
 
-def _told(card: Mapping[str, Any]) -> list[str]:
+def _told(card: Values) -> list[str]:
     """Tables that the maker handed in."""
     lines: list[str] = []
     for name in ("data", "metrics", "training"):
@@ -232,7 +232,7 @@ def _told(card: Mapping[str, Any]) -> list[str]:
 
 
 def _shape(settings: ModelSettings, heads: HeadSettings, tokenizer: Tokenizer) -> list[str]:
-    rows: dict[str, Any] = {
+    rows: Json = {
         "layers": settings.num_layers,
         "hidden size": settings.hidden_size,
         "heads": settings.num_heads,

@@ -22,7 +22,6 @@ from remask.artifacts import Artifact, publish
 from remask.config import dump, fingerprint
 from remask.errors import DataError
 from remask.exports.card import model_card
-from remask.model.adapters import ADAPTER, ADAPTER_FILES
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
 from remask.model.interop import (
     CARRIED,
@@ -36,6 +35,7 @@ from remask.model.interop import (
 )
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
+from remask.model.peft_files import ADAPTER, ADAPTER_FILES
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
 from remask.model.store import (
     MODEL_JSON,
@@ -47,6 +47,7 @@ from remask.model.store import (
     open_model,
     write_weights,
 )
+from remask.schema import Json, Values
 from remask.tasks.kinds import StoredTask
 from remask.tokenizer import Tokenizer, load_tokenizer
 
@@ -96,9 +97,9 @@ def open_source(model: Path | Loaded) -> Source:
 
 def open_foreign(folder: Path) -> Source:
     """A Hugging Face folder, with or without a tokenizer."""
-    found = read_hf_folder(folder)
+    foreign = read_hf_folder(folder)
     tokenizer = folder if any((folder / name).is_file() for name in TOKENIZER_FILES) else None
-    return Source(found.settings, found.heads, found.state, found.labels, tokenizer, found.carried, folder)
+    return Source(foreign.settings, foreign.heads, foreign.state, foreign.labels, tokenizer, foreign.carried, folder)
 
 
 def open_with_tokenizer(
@@ -124,7 +125,7 @@ def export_hf(
     model: Path | Loaded,
     out: Path,
     *,
-    card: Mapping[str, Any] | None = None,
+    card: Values | None = None,
     embedding: bool = False,
     pooling: Pooling | None = None,
     replace: bool = False,
@@ -143,7 +144,7 @@ def export_hf(
 class Publishing:
     """What the card says, and whether a folder may take the place of another (`key`: see artifacts.publish)."""
 
-    card: Mapping[str, Any]
+    card: Values
     replace: bool
     key: str | None
 
@@ -168,16 +169,14 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
     config = write_config(settings, heads, kind, ids, _dtype(source.state), source.labels)
     card = {**how.card, "prompts": source.prompts}
 
-    def fill(aside: Path) -> dict[str, Any]:
+    def fill(aside: Path) -> Json:
         write_weights(aside / WEIGHTS, tensors)
         write_json(aside / "config.json", config)
         write_tokenizer(aside, source, tokenizer)
         if source.has_task:
             shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
-        if kind != "Model" and (adapter := ForeignFolder(source.folder).inner(ADAPTER)) is not None:
-            (aside / ADAPTER).mkdir()  # of a LoRA run, whose merged weights are these: for peft, over the start
-            for path in adapter.present(ADAPTER_FILES):
-                shutil.copyfile(path, aside / ADAPTER / path.name)
+        if kind != "Model":
+            _copy_adapter(source, aside)
         if side or (kind != "Model" and heads.pooling != pooling_read_as(family, kind, heads.pooling)):
             write_json(aside / SIDE_JSON, {"heads": dump(heads)})
         if side:
@@ -198,12 +197,21 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
     return publish(out, "hf", fill, config=config, inputs=inputs, replace=how.replace, key=how.key)
 
 
+def _copy_adapter(source: Source, aside: Path) -> None:
+    """What a run that let little learn made for peft, over its start; merged weights are these."""
+    if (adapter := ForeignFolder(source.folder).inner(ADAPTER)) is not None:
+        (aside / ADAPTER).mkdir()
+        for path in adapter.present(ADAPTER_FILES):
+            shutil.copyfile(path, aside / ADAPTER / path.name)
+
+
 def _publish_own(source: Source, tokenizer: Tokenizer, out: Path, reasons: list[str], how: Publishing) -> Artifact:
     """Our own layout, for a model that transformers has no class for."""
     card = {**how.card, "prompts": source.prompts}
 
-    def fill(aside: Path) -> dict[str, Any]:
+    def fill(aside: Path) -> Json:
         write_own(aside, source)
+        _copy_adapter(source, aside)
         text = model_card("remask", source.settings, source.heads, tokenizer, card, [], reasons)
         (aside / "README.md").write_text(text, encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in source.state.values())
@@ -228,10 +236,10 @@ def write_own(folder: Path, source: Source) -> None:
 
 def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
     """The known files of a tokenizer, through the guarded reader, since the folder may be a stranger's."""
-    found = ForeignFolder(source).present(TOKENIZER_FILES)
-    for path in found:
+    files = ForeignFolder(source).present(TOKENIZER_FILES)
+    for path in files:
         shutil.copyfile(path, target / path.name)
-    return [path.name for path in found]
+    return [path.name for path in files]
 
 
 def write_tokenizer(folder: Path, source: Source, tokenizer: Tokenizer) -> None:

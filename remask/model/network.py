@@ -207,7 +207,7 @@ class Network(nn.Module):
 def with_heads(network: Network, heads: HeadSettings, seed: int, settings: ModelSettings | None = None) -> Network:
     """A network with other heads on the same encoder: weights that both have are copied, the others are fresh.
 
-    `settings` may change what has no weights, such as dropout."""
+    `settings` may change what has no weights, such as dropout, and add what is trained beside the encoder."""
     changed = build_network(settings or network.settings, heads, seed)
     weights = network.state_dict()
     with torch.no_grad():
@@ -215,8 +215,14 @@ def with_heads(network: Network, heads: HeadSettings, seed: int, settings: Model
             if name in weights and weights[name].shape == parameter.shape:
                 parameter.copy_(weights[name])
             else:
-                assert not name.startswith("encoder."), f"the encoder's {name} does not fit the settings"
+                known = not name.startswith("encoder.") or is_beside(name)
+                assert known, f"the encoder's {name} does not fit the settings"
     return changed
+
+
+def is_beside(name: str) -> bool:
+    """Whether a weight of the encoder is of its adapters or prefixes, which other layouts do not have."""
+    return ".bottleneck." in name or name.endswith(".prefix_2PD")
 
 
 class _WithoutInitialising(TorchFunctionMode):

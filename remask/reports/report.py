@@ -14,6 +14,7 @@ from remask.config import differences
 from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
 from remask.reports.page import Fill, Page, Tile
 from remask.reports.runs import RunFolder
+from remask.schema import Values
 
 
 def training_report(run: RunFolder, unigram_nats: float | None = None) -> str:
@@ -42,7 +43,7 @@ def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | Non
     for title, points in curves.items():
         if any(points):
             page.heading(title)
-            series = [Series(name, one) for name, one in zip(names, points, strict=True)]
+            series = [Series(name, line) for name, line in zip(names, points, strict=True)]
             caption = f"{title}, nats per masked token, against the step"
             page.figure(line_chart(series, x_name="step", y_name=title), caption)
     page.heading("Last values")
@@ -60,10 +61,10 @@ def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | Non
     return page.html()
 
 
-def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
+def quickstart_report(summary: Values, run: RunFolder) -> str:
     """The whole way: corpus, curves against the unigram line, fill-mask answers, pretrained against scratch."""
-    evaluation, corpus, task = facts["evaluation"], facts["corpus"], facts.get("task")
-    page = Page("Your encoder", f"{corpus['name']} · {facts['date']} · {facts['machine']}")
+    evaluation, corpus, task = summary["evaluation"], summary["corpus"], summary.get("task")
+    page = Page("Your encoder", f"{corpus['name']} · {summary['date']} · {summary['machine']}")
     tiles = [
         Tile(
             f"{evaluation['loss']:.2f}",
@@ -84,7 +85,7 @@ def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
     _loss_curve(page, run, corpus["unigram_nats"])
     page.heading("What it fills in")
     page.text("Sentences of the held-out part, one word hidden, and the model's first answers with their probability.")
-    for sample in facts["samples"]:
+    for sample in summary["samples"]:
         answers = [{"word": answer["token_str"].strip(), "score": answer["score"]} for answer in sample["answers"]]
         page.fills([fill_of({**sample, "answers": answers})])
     if task:
@@ -97,10 +98,10 @@ def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
     )
     page.text(f"Documents dropped: {dropped}.")
     page.heading("How long it took")
-    page.table(["stage", "seconds"], [[name, seconds] for name, seconds in facts["seconds"].items()])
+    page.table(["stage", "seconds"], [[name, seconds] for name, seconds in summary["seconds"].items()])
     page.heading("Where things are")
-    page.playground(facts["model"])
-    page.code("\n".join([f"model   {facts['model']}", f"report  {facts['report']}", "", *facts["next_commands"]]))
+    page.playground(summary["model"])
+    page.code("\n".join([f"model   {summary['model']}", f"report  {summary['report']}", "", *summary["next_commands"]]))
     _other_curves(page, run)
     _setting(page, run)
     return page.html()
@@ -112,6 +113,7 @@ LAST_VALUES = {
     "eval/perplexity": "perplexity",
     "eval/accuracy": "accuracy",
     "eval/bits_per_byte": "bits per byte",
+    "eval/bits_per_character": "bits per character",
     "train/loss": "training loss",
     "perf/tokens_per_second": "tokens/s",
 }
@@ -234,7 +236,7 @@ def fill_of(sample: Mapping[str, Any], name: str = "") -> Fill:
     return Fill(left, sample["hidden"], right, {name: answers})
 
 
-def _task(page: Page, task: Mapping[str, Any]) -> None:
+def _task(page: Page, task: Values) -> None:
     page.heading("Is pretraining worth it?")
     page.text(f"The task: {task['question']} {task['description']}")
     bars = [

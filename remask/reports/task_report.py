@@ -34,9 +34,9 @@ def finetune_report(values: Mapping[str, Any], model: str) -> str:
         Series(f"seed {run['seed']}", [(entry["step"], entry[values["metric"]]) for entry in run["history"]])
         for run in values["runs"]
     ]
-    page.figure(
-        line_chart(curves, x_name="step", y_name=values["metric"]), f"{values['metric']} on the dev data, by step"
-    )
+    if any(len(curve.points) > 1 for curve in curves):
+        chart = line_chart(curves, x_name="step", y_name=values["metric"])
+        page.figure(chart, f"{values['metric']} on the dev data, by step")
     _behind_scores(page, f"By class (seed {best['seed']})", best, values["labels"])
     if "map" in values:
         _map(page, values["map"])
@@ -100,25 +100,25 @@ def tasks_report(values: Mapping[str, Any]) -> str:
     page.heading("Scores")
     alone = values.get("single", {})
     # Of one seed, median, lowest and highest are one number: one column.
-    several = any(len(one["runs"]) > 1 for one in values["tasks"].values())
+    several = any(len(result["runs"]) > 1 for result in values["tasks"].values())
     columns = {"median": "together", **({"low": "lowest", "high": "highest"} if several else {})}
     rows = []
-    for name, one in values["tasks"].items():
-        spread = one["spread"][one["metric"]]
-        row = [name, one["metric"], *(spread[key] for key in columns)]
+    for name, result in values["tasks"].items():
+        spread = result["spread"][result["metric"]]
+        row = [name, result["metric"], *(spread[key] for key in columns)]
         if alone:
-            other = alone[name]["spread"][one["metric"]]
+            other = alone[name]["spread"][result["metric"]]
             row += [*(other[key] for key in columns), spread["median"] - other["median"]]
         rows.append(row)
     beside = ["alone", *list(columns.values())[1:], "difference"] if alone else []
     page.table(["task", "metric", *columns.values(), *beside], rows)
-    for name, one in values["tasks"].items():
+    for name, result in values["tasks"].items():
         curves = [
-            Series(f"seed {run['seed']}", [(entry["step"], entry[one["metric"]]) for entry in run["history"]])
-            for run in one["runs"]
+            Series(f"seed {run['seed']}", [(entry["step"], entry[result["metric"]]) for entry in run["history"]])
+            for run in result["runs"]
         ]
-        page.figure(line_chart(curves, x_name="step", y_name=one["metric"]), f"{name}: {one['metric']}, by step")
-        for note in one["notes"]:
+        page.figure(line_chart(curves, x_name="step", y_name=result["metric"]), f"{name}: {result['metric']}, by step")
+        for note in result["notes"]:
             page.text(f"Note: {name}: {note}.")
     return page.html()
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from remask import artifacts
 from remask.config import build_values, fingerprint
+from remask.data.tokens import Tokens
 from remask.errors import ConfigError, MissingInputError
 from remask.preparation.prepare import prepare
 from remask.preparation.settings import PrepareRun
@@ -94,7 +94,7 @@ def leaked_share(prepared: Path, out: Path) -> float:
     return share
 
 
-def _sequences(tokens: Any, chunk: int = 4_000_000) -> Iterable[np.ndarray]:
+def _sequences(tokens: Tokens, chunk: int = 4_000_000) -> Iterable[np.ndarray]:
     """A source's ids in overlapping pieces, so that no run of tokens is missed at a seam."""
     for source in tokens.sources.values():
         for begin in range(0, max(1, len(source)), chunk):

@@ -19,6 +19,7 @@ from remask import artifacts
 from remask.config import build_values, dump, fingerprint, merge
 from remask.errors import ConfigError, MissingInputError
 from remask.pretraining.settings import PretrainRun
+from remask.schema import Json, Values
 from remask.studies.settings import MEASURES, ScaleSettings, StudyRow, StudyRun, scale_settings
 from remask.tasks.kinds import task_files
 from remask.tune.settings import FinetuneRun, recipe_of
@@ -92,7 +93,7 @@ def make_plan(study: StudyRun) -> StudyPlan:
     return StudyPlan(study, scale, tuple(sorted(cells, key=lambda cell: cell.origin is not None)))
 
 
-def _run_of(study: StudyRun, label: str, base: str | None, shared: Mapping[str, Any]) -> PretrainRun:
+def _run_of(study: StudyRun, label: str, base: str | None, shared: Values) -> PretrainRun:
     row = study.rows[label]
     place = f"{study.name}: rows.{label}.settings"
     values = merge(shared, row.settings)
@@ -124,14 +125,14 @@ def _multiplied(before: PretrainRun, key: str, factor: float, place: str) -> flo
     return max(unit, round(value * factor / unit) * unit)
 
 
-def _at(values: Mapping[str, Any], key: str) -> Any:
-    found: Any = values
+def _at(values: Values, key: str) -> Any:
+    value: Any = values
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
-def _nested(key: str, value: Any) -> dict[str, Any]:
+def _nested(key: str, value: Any) -> Json:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value

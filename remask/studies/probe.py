@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from remask.artifacts import write_bytes
 from remask.config import to_yaml
@@ -22,6 +21,7 @@ from remask.errors import GaveUpError
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.reports.runs import read_run
+from remask.schema import Values
 from remask.studies.cells import Place
 from remask.studies.plan import Cell, StudyPlan, Variant, tasks_of, tokens_of, tuned
 
@@ -40,7 +40,7 @@ Times = dict[tuple[str, int], float]
 def cell_minutes(
     plan: StudyPlan,
     places: Mapping[tuple[str, int], Place],
-    results: Mapping[tuple[str, int], Mapping[str, Any] | None],
+    results: Mapping[tuple[str, int], Values | None],
     data: Mapping[Variant, Path],
     progress: Progress,
 ) -> Times:
@@ -63,7 +63,7 @@ def cell_minutes(
     return minutes
 
 
-def _known(plan: StudyPlan, results: Mapping[tuple[str, int], Mapping[str, Any] | None]) -> dict[str, float]:
+def _known(plan: StudyPlan, results: Mapping[tuple[str, int], Values | None]) -> dict[str, float]:
     """The median over the finished seeds of a row."""
     known = {}
     for label, row in plan.study.rows.items():

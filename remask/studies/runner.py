@@ -15,12 +15,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from remask import artifacts, signals
 from remask.config import to_yaml
 from remask.errors import Stopped
 from remask.progress import Progress, duration
+from remask.schema import Json
 from remask.studies.cells import Place, make_cell, place_of, read_result
 from remask.studies.data import open_data
 from remask.studies.plan import StudyPlan, Variant, make_plan, numbered
@@ -41,7 +41,7 @@ class _Job:
     log: str
 
 
-def study(run: StudyRun, out: Path, *, progress: Progress) -> dict[str, Any]:
+def study(run: StudyRun, out: Path, *, progress: Progress) -> Json:
     """All cells that are not finished, then the page. What is in OUT/NAME.json comes back."""
     from remask.studies.page import study_page
     from remask.studies.results import summarise
@@ -63,7 +63,7 @@ def study(run: StudyRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     }
 
 
-def study_cell(run: StudyRun, out: Path, row: str, seed: int, *, progress: Progress) -> dict[str, Any]:
+def study_cell(run: StudyRun, out: Path, row: str, seed: int, *, progress: Progress) -> Json:
     """Just one cell, for a cluster's job array and for the processes that `study` starts."""
     plan = make_plan(run)
     cell = plan.cell(numbered(run, row), seed)
@@ -145,7 +145,7 @@ def _last_line(log: Path) -> str:
 # -------------------------------------------------------------------------------------------------- how long
 
 
-def estimate(run: StudyRun, out: Path, *, progress: Progress) -> dict[str, Any]:
+def estimate(run: StudyRun, out: Path, *, progress: Progress) -> Json:
     """How long the study will take here. The text is prepared (the study goes on from there), a few steps of the
     reference row are timed, and other rows count by their arithmetic. Cells that are done need no time, and once some
     are done their own times count."""

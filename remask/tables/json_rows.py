@@ -84,7 +84,7 @@ def begins_as_lines(first: bytes) -> bool:
     return bool(rest.strip(_BLANK)) or not lists
 
 
-def _holds_objects(value: Any) -> bool:
+def _holds_objects(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 

@@ -11,12 +11,13 @@ import contextlib
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from remask.errors import ConfigError, DataError, MissingInputError
+from remask.schema import Values
 from remask.streams import BLOCK, COMPRESSIONS, UTF8, Damaged, as_utf8, open_stream, split_name
 from remask.tables import form as forms
 from remask.tables.columnar import arrow_records, dataset_files, parquet_records
@@ -88,6 +89,14 @@ def read_records(
             yield from _text_records(part.kind, blocks, form, limit, strict, columns, on_delimiter or (lambda _: None))
 
 
+def stream_records(blocks: Iterator[bytes], kind: str, form: TableForm) -> Iterator[Record | Fault]:
+    """Rows of CSV, TSV or JSON lines as they come: nothing is looked at in advance, so the delimiter is the usual one
+    unless the form says."""
+    usual = {"csv": ",", "tsv": "\t"}.get(kind)
+    form = form.model_copy(update={"delimiter": form.delimiter or usual})
+    yield from _text_records(kind, blocks, form, forms.MAX_LINE_BYTES, True, None, lambda _: None)
+
+
 def _text_records(
     kind: str, blocks: Iterator[bytes], form: TableForm, limit: int, strict: bool, columns: Sequence[str] | None,
     on_delimiter: Callable[[str], None],
@@ -123,7 +132,7 @@ def _renumbered(record: Record | Fault, row: int) -> Record | Fault:
 class Cells:
     """One row as the file has it."""
 
-    values: Mapping[str, Any]
+    values: Values
     place: str
     number: int = 0  # its first line, or its row where a file has no lines; from 1
 
@@ -266,10 +275,10 @@ def unchanged(paths: Iterable[Path]) -> Iterator[None]:
 def _stamp(path: Path) -> tuple[int, ...]:
     """The time of the last change of any kind is kept by the system alone: no program can set it back."""
     try:
-        facts = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns if path.is_file() else 0
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns if path.is_file() else 0
 
 
 def require_columns(cells: Cells, columns: Iterable[str]) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from remask import signals
 from remask.errors import DataError, MissingInputError
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.tables import read_cells
 from remask.tasks.rows import Frame
 
@@ -132,7 +132,7 @@ def score_pairs(
     tokenizer: Any,
     frame: Frame,
     advance: Callable[[int], None] = lambda rows: None,
-) -> dict[str, Any]:
+) -> Json:
     """Accuracies."""
     score = score_texts(texts_of(pairs), log_probs, tokenizer, frame, advance)
     return summarise(pairs, [score[p.good].nats - score[p.bad].nats for p in pairs])
@@ -147,7 +147,7 @@ def num_masked_rows(texts: Iterable[str], tokenizer: Any) -> int:
     return sum(len(ids) for ids in tokenizer.encode_batch(sorted(set(texts))))
 
 
-def summarise(pairs: Sequence[MinimalPair], margins: Sequence[float]) -> dict[str, Any]:
+def summarise(pairs: Sequence[MinimalPair], margins: Sequence[float]) -> Json:
     """Means by paradigm, by category (the mean of its paradigms), and two overall means with their standard errors.
 
     `margins`: by how much the good sentence is likelier. A tie counts as wrong; `ties_as_half` has the means with ties

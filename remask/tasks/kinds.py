@@ -24,22 +24,35 @@ from remask.tables import unchanged
 from remask.tasks.choices import Choices
 from remask.tasks.glue import find_file
 from remask.tasks.kind import Heads, Problem, TaskKind, TaskSource
+from remask.tasks.prompts import Prompt
 from remask.tasks.race import race_paths
 from remask.tasks.retrieve import Retrieve
 from remask.tasks.settings import RowSettings, TableSettings
-from remask.tasks.spans import Spans
+from remask.tasks.spans import CharacterSpans, Spans
 from remask.tasks.specs import TASKS
 from remask.tasks.tags import Tags
 from remask.tasks.texts import Classify, MultiLabel, Regress
+from remask.tokenizer import Tokenizer
 
 TASK_JSON = "task.json"
 KINDS: dict[str, TaskKind] = {
-    kind.name: kind for kind in (Classify(), Regress(), MultiLabel(), Tags(), Spans(), Choices(), Retrieve())
+    kind.name: kind
+    for kind in (
+        Classify(),
+        Regress(),
+        MultiLabel(),
+        Prompt(),
+        Tags(),
+        Spans(),
+        CharacterSpans(),
+        Choices(),
+        Retrieve(),
+    )
 }
 # The user's own files: the name of a task -> its kind.
 OWN_TASKS = {
     "classify": "classify", "regress": "regress", "multilabel": "multilabel", "pair": "classify", "ner": "tags",
-    "qa": "spans", "choice": "choice", "retrieve": "retrieve",
+    "qa": "spans", "choice": "choice", "prompt": "prompt", "retrieve": "retrieve",
 }  # fmt: skip
 
 
@@ -148,6 +161,7 @@ class StoredTask:
             "table": dump(self.table),
             "rows": dump(self.rows),
             **({"prompts": dict(self.prompts)} if self.prompts else {}),
+            **({"own": own} if (own := self.kind.stored()) else {}),
         }
         return json.dumps(values, indent=1, ensure_ascii=False).encode()
 
@@ -159,7 +173,7 @@ class StoredTask:
             return None
         try:
             known = json.loads(path.read_bytes())
-            kind = KINDS[known["kind"]]
+            kind = KINDS[known["kind"]].restored(known.get("own", {}))
             table = TableSettings.model_validate_json(json.dumps(known["table"]))
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
             labels, metric = tuple(known["labels"]), known.get("metric", kind.metric)
@@ -167,6 +181,10 @@ class StoredTask:
             return cls(known["task"], kind.with_prompts(prompts), labels, metric, table, rows, prompts)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
+
+    def bound(self, tokenizer: Tokenizer) -> StoredTask:
+        """The task for one vocabulary."""
+        return replace(self, kind=self.kind.bound(tokenizer, self.labels))
 
     @classmethod
     def by_heads(cls, kind: TaskKind, heads: Heads, labels: tuple[str, ...] | None) -> StoredTask:

@@ -10,9 +10,10 @@ Shapes: Q queries, K ranks, D documents.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
+
+from remask.schema import Json
 
 Array = np.ndarray
 MEASURES = ("ndcg@10", "mrr@10", "recall@1", "recall@5", "recall@10", "recall@100")
@@ -72,7 +73,7 @@ def difference_interval(first_Q: Array, second_Q: Array, seed: int = 0) -> tuple
     return mean_interval(np.asarray(first_Q) - np.asarray(second_Q), seed)
 
 
-def summary(values: Mapping[str, Array]) -> dict[str, dict[str, Any]]:
+def summary(values: Mapping[str, Array]) -> dict[str, Json]:
     """`mean`, `low` and `high` by measure, as results.json and tables have them."""
     return {name: dict(zip(("mean", "low", "high"), mean_interval(v), strict=True)) for name, v in values.items()}
 

@@ -126,8 +126,8 @@ def _mark_near(parts: list[PlacedPart], settings: DedupSettings, fates: np.ndarr
         for entries in _slices(keys, wanted & (keys != 0)):
             for first, second in _candidates(keys[entries], entries):
                 same = _agreement(signatures, first, second) >= least
-                for one, two in zip(first[same].tolist(), second[same].tolist(), strict=True):
-                    _unite(parents, one, two)
+                for left, right in zip(first[same].tolist(), second[same].tolist(), strict=True):
+                    _unite(parents, left, right)
     for start in range(0, len(fates), _CHUNK):
         chunk = np.arange(start, min(start + _CHUNK, len(fates)))
         for index in chunk[parents[chunk] != chunk].tolist():
@@ -170,10 +170,10 @@ def _root(parents: np.ndarray, index: int) -> int:
     return index
 
 
-def _unite(parents: np.ndarray, one: int, two: int) -> None:
-    one, two = _root(parents, one), _root(parents, two)
-    if one != two:
-        parents[max(one, two)] = min(one, two)
+def _unite(parents: np.ndarray, first: int, second: int) -> None:
+    first, second = _root(parents, first), _root(parents, second)
+    if first != second:
+        parents[max(first, second)] = min(first, second)
 
 
 # ---------------------------------------------------------------------------------- stories, shares, held out

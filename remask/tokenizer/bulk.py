@@ -100,6 +100,8 @@ class WordTable:
     def encode(self, data: bytes, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all pieces, one after the other, and how many each has."""
         texts = [piece.decode() for piece in _slices(data, begins, ends)]
+        # No merge crosses the space before a word, so a text's ids are those of its words one after the other. Words
+        # repeat: most are in the table, and their ids are kept as bytes, which Python joins faster than arrays.
         cut = [[text] if words.has_odd_space(text) else text.replace(" ", "\n ").split("\n") for text in texts]
         if len(self._seen) > MAX_WORDS_SEEN:
             self._seen.clear()
@@ -107,9 +109,9 @@ class WordTable:
         for word, ids in zip(new, self._tokenizer.encode_batch(new), strict=True):
             self._seen[word] = ids.astype(self._type).tobytes()
         look_up = self._seen.__getitem__
-        found = [b"".join(map(look_up, words)) for words in cut]
-        counts = np.fromiter(map(len, found), np.int64, len(found)) // self._type.itemsize
-        return np.frombuffer(b"".join(found), self._type), counts
+        encoded = [b"".join(map(look_up, words)) for words in cut]
+        counts = np.fromiter(map(len, encoded), np.int64, len(encoded)) // self._type.itemsize
+        return np.frombuffer(b"".join(encoded), self._type), counts
 
 
 class Gigatoken:
@@ -209,6 +211,8 @@ class BlockEncoder:
         if self.tokenizer.kind != "byte-bpe":
             return self._by_library(_slices(data, begins, ends), begins, offsets, sentences, text)
         ids, counts = self._pieces.encode(data, begins, ends)
+        # Tokens of a byte-level vocabulary cover every byte once, so a running sum of their lengths says where each
+        # begins in its piece; `places` moves that to where the piece stands in the data.
         firsts = np.cumsum(counts) - counts
         lengths = self._lengths[ids]
         ahead = np.cumsum(lengths)

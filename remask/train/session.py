@@ -66,6 +66,7 @@ class Session:
         self.precision = Precision("fp32", self.device)  # until settle_precision
         self._narrow = NarrowWeights(self.model) if job.settings.weights == "bf16-master" else None
         self.optimizer = Optimizer(self.model, job.settings, self.shards)
+        self._after_update = _listeners(self.model)
         self._average = Average(self.model, job.settings.ema_decay) if job.settings.ema_decay else None
         self.guard = StepGuard(job.settings.spike_sigmas)
         self.step = 0
@@ -211,6 +212,8 @@ class Session:
             torch._foreach_mul_(self.optimizer.gradients, clip / (step.grad_norm + 1e-6))
         self.learning_rate = self.settings.learning_rate * lr_fraction(self.settings, self.step + 1, num_steps)
         self.optimizer.step(self.learning_rate)
+        for after_update in self._after_update:
+            after_update(self.step + 1, num_steps)
         if self._average is not None:
             self._average.update(self.model, self.step + 1)
 
@@ -363,6 +366,12 @@ def _detached(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.detach().float() if value.device.type == "mps" else value.detach().double()
+
+
+def _listeners(model: nn.Module) -> list[Callable[[int, int], None]]:
+    """Parts that change themselves as they learn (AdaLoRA), called with the step and the number of steps."""
+    parts: list[Any] = [part for part in model.modules() if hasattr(part, "after_update")]
+    return [part.after_update for part in parts]
 
 
 def _check_divisible(settings: TrainSettings) -> None:

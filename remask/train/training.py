@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from remask.artifacts import Artifact, open_artifact, output_errors
 from remask.config import differences
 from remask.errors import DataError, GaveUpError, Stopped
 from remask.progress import Progress
-from remask.schema import Batch
+from remask.schema import Batch, Json, Values
 from remask.train import budget, checkpoint
 from remask.train.budget import Pace, Plan
 from remask.train.distributed import World
@@ -46,7 +45,7 @@ class Training:
         self._metrics: MetricsLog | None = None  # of the first rank
         self._window = LogWindow()
         self.batches = job.batches
-        self.cursor: dict[str, Any] = {}
+        self.cursor: Json = {}
         self._plan = Plan(0, 0, 0)
         self._pace = Pace()
         self._tokens = 0
@@ -159,7 +158,7 @@ class Training:
             return newest
         return open_artifact(Path(folder), checkpoint.STAGE)
 
-    def _check_identity(self, saved: Artifact, state: Mapping[str, Any]) -> None:
+    def _check_identity(self, saved: Artifact, state: Values) -> None:
         changed = differences(state["identity"], self._identity)
         before, now = state["precision"]["name"], self.session.precision.name
         if before != now:  # `auto` on another machine
@@ -190,7 +189,7 @@ class Training:
 
     # ------------------------------------------------------------------------------------- log and evaluate
 
-    def finish_step(self, step: Step, micro_batches: Sequence[Batch], cursor: dict[str, Any], reason: str) -> None:
+    def finish_step(self, step: Step, micro_batches: Sequence[Batch], cursor: Json, reason: str) -> None:
         """Count the step, taken or skipped, and remember its numbers."""
         self.session.optimizer.zero_grad()
         self.session.step += 1
@@ -256,7 +255,7 @@ class Training:
         self._window_started += time.monotonic() - started  # not part of the training speed
         self._pace.side_seconds += time.monotonic() - started
 
-    def _write(self, values: Mapping[str, Any]) -> None:
+    def _write(self, values: Values) -> None:
         if self._metrics is not None:
             self._metrics.write(self.step, self.seconds, values)
             self._trackers.write(self.step, values)
@@ -299,7 +298,7 @@ class Training:
         self._saved_step = self.step
         self._pace.side_seconds += time.monotonic() - started
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> Json:
         return {
             **self.session.state(),
             "plan": asdict(self._plan),
@@ -318,7 +317,7 @@ class Training:
             "metrics_size": self._metrics.size if self._metrics is not None else 0,
         }
 
-    def _load(self, saved: Artifact, state: Mapping[str, Any]) -> int:
+    def _load(self, saved: Artifact, state: Values) -> int:
         """Everything as it was when the checkpoint was saved; gives the size that metrics.jsonl had."""
         self.session.load(saved, state)
         self._tokens, self._plan, self.cursor = state["tokens"], Plan(**state["plan"]), state["cursor"]

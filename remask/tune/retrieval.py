@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remask.config import fingerprint
 from remask.errors import ConfigError, DataError
 from remask.progress import Progress, counted
 from remask.schema import BatchSource
-from remask.tasks.kind import Problem, TaskSource
-from remask.tasks.kinds import StoredTask, complete, open_problem
+from remask.tasks.kind import Problem
+from remask.tasks.kinds import StoredTask, complete
 from remask.tasks.pair_batches import PairBatches
 from remask.tasks.retrieve import PairTable, Retrieve, TextPair, pair_table
 from remask.tasks.settings import LossSettings, RetrieveSettings, TaskBatchSettings
-from remask.tune.part import Part, Start, model_notes
+from remask.tune.examples import opened
+from remask.tune.part import Part, Start, model_notes, model_settings
 from remask.tune.settings import FinetuneRun
 
 if TYPE_CHECKING:
@@ -65,19 +67,19 @@ class PairPart(Part):
         return replace(super().stored, prompts=self.settings.prompts)
 
 
-def open_pairs(run: FinetuneRun, source: TaskSource, start: Start, progress: Progress) -> PairPart:
+def open_pairs(run: FinetuneRun, start: Start, progress: Progress) -> PairPart:
     """Read, number and encode the pairs; mine what the settings ask for."""
     settings, kind = run.retrieve, Retrieve(run.retrieve)
     width = start.loaded.settings.hidden_size
     if any(not 0 < narrow < width for narrow in settings.widths):
         raise ConfigError(f"retrieve.widths = {list(settings.widths)}: must lie between 1 and {width - 1}")
-    problem = replace(_problem(run, source, progress), kind=kind)
+    problem = replace(_problem(run, progress), kind=kind)
     problem = replace(problem, notes=(*problem.notes, *model_notes(run, start, problem)))
     table = pair_table(problem.train)
     if len(table.documents) < 2:
         raise DataError("all training pairs have the same document: there is nothing to choose between")
     table = _with_negatives(run, table, kind, start, progress)
-    frame = start.reader.frame(run.rows)
+    frame = start.reader.frame(run.rows, model_settings(run, start.loaded.settings).max_length)
     train = kind.text_rows(table.queries, table.documents, start.tokenizer, frame, run.rows)
     dev = kind.encode(problem.dev, (), start.tokenizer, frame, run.rows)
     part = PairPart(run, problem, train, dev, start.tokenizer.pad_id, None, table, settings)
@@ -90,19 +92,19 @@ def open_pairs(run: FinetuneRun, source: TaskSource, start: Start, progress: Pro
     return part
 
 
-def _problem(run: FinetuneRun, source: TaskSource, progress: Progress) -> Problem[TextPair]:
+def _problem(run: FinetuneRun, progress: Progress) -> Problem[TextPair]:
     if run.retrieve.unsupervised is None:
-        return open_problem(source, max_train=run.max_train, max_dev=run.max_dev)
+        return opened(run)
     from remask.tasks.retrieve import read_pairs
     from remask.tune.unsupervised import pairs_of_text
 
     train, dev, notes = pairs_of_text(run.retrieve.unsupervised, run.retrieve.pairs, progress)
-    if source.dev is not None:
-        dev, _, more = read_pairs(source.dev, source.table)
+    if run.dev_file is not None:
+        dev, _, more = read_pairs(Path(run.dev_file), run.table)
         notes = (*notes, *more)
     else:
         notes = (*notes, f"no dev file: {len(dev):,} pairs of other documents of the text are scored")
-    return complete(Retrieve().problem(source.task, train, dev, notes, {}), run.max_train, run.max_dev)
+    return complete(Retrieve().problem(run.task, train, dev, notes, {}), run.max_train, run.max_dev)
 
 
 def _with_negatives(run: FinetuneRun, table: PairTable, kind: Retrieve, start: Start, progress: Progress) -> PairTable:

@@ -76,11 +76,10 @@ class SingleTask:
     def carried(self, network: Network) -> dict[str, bytes | Path]:
         from remask.model.store import model_files
 
-        lora = self.run.lora if self.run.learn == "lora" else None
         labels = self.problem.labels or None
         files = {f"tokenizer/{name}": data for name, data in self.start.tokenizer.files().items()}
         own = {**files, TASK_JSON: self.part.stored.to_json()}
-        return model_files(network.settings, network.head_settings, None, labels, lora) | own
+        return model_files(network.settings, network.head_settings, None, labels, self.run.updates) | own
 
     def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
         return self.part.score(network, check)

@@ -235,7 +235,10 @@ def test_too_little_text_is_refused(task_model: Path, tmp_path: Path) -> None:
 
 def test_settings_that_do_not_go_together_are_refused(task_model: Path, pairs: Path) -> None:
     for options, words in (
-        ({"learn": "heads"}, "task retrieve has none"),
+        ({"learn": "heads"}, "learn: heads is not for task retrieve"),
+        ({"learn": "adalora"}, "learn: adalora is not for task retrieve"),
+        ({"loss.consistency": 1.0}, "loss.adversarial are not for task retrieve"),
+        ({"unlabelled.file": "x"}, "curve and unlabelled.file are for tasks with labels"),
         ({"task": "classify", "retrieve.distil": "x"}, "are for task retrieve"),
         ({"retrieve.miner": "x"}, "retrieve.miner mines where retrieve.negatives is model"),
         ({"retrieve.unsupervised": "x"}, "takes the place of train_file"),
