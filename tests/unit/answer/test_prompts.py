@@ -25,11 +25,13 @@ PROMPTS = {"query": "ask: ", "document": "text: "}
 TEXTS = ["The dog.", "Mary Shelley wrote it"]
 
 
-def made(folder: Path, tokenizer: Path, prompts: dict[str, str], pooling: Pooling = "mean") -> Path:
+def made(
+    folder: Path, tokenizer: Path, prompts: dict[str, str], pooling: Pooling = "mean", kind: str = "classify"
+) -> Path:
     settings = ModelSettings(
         vocab_size=300, hidden_size=32, num_heads=4, num_layers=2, ffn_size=48, max_length=40, init_std=0.3
     )
-    stored = StoredTask("classify", KINDS["classify"], (), "accuracy", TableSettings(), RowSettings(), prompts)
+    stored = StoredTask(kind, KINDS[kind], (), KINDS[kind].metric, TableSettings(), RowSettings(), prompts)
     network = build_network(settings, HeadSettings(pooling=pooling), seed=1)
     save_model(folder, network, tokenizer, extra={TASK_JSON: stored.to_json()})
     return folder
@@ -94,7 +96,7 @@ def test_states_of_a_graph_are_pooled_as_the_network_pools_them(
     tmp_path: Path, tiny_tokenizers: dict[str, Path], pooling: Pooling
 ) -> None:
     """A graph leaves states where padding was; `int8 --eval` scores rankings through it."""
-    reader = remask.load(made(tmp_path / "m", tiny_tokenizers["byte-bpe"], {}, pooling)).reader
+    reader = remask.load(made(tmp_path / "m", tiny_tokenizers["byte-bpe"], {}, pooling, "retrieve")).reader
     rows = Retrieve().text_rows(TEXTS, ["a"], reader.tokenizer, reader.frame(), RowSettings())
     network = reader.loaded.network
 
