@@ -76,7 +76,7 @@ class Questions:
     def methods(self) -> tuple[str, ...]:
         """What this model can do."""
         fills = ("fill_mask", "prompt") if self.reader.loaded.heads.masked_lm else ()
-        return (*fills, *self.reader.tasks, "embed", "rank", "encode", "tokenize")
+        return tuple(dict.fromkeys((*fills, *self.reader.tasks, "embed", "rank", "encode", "tokenize")))
 
     # ---------------------------------------------------------------------------------------------- fill-mask
 
@@ -277,6 +277,9 @@ class Questions:
             return list(vectors_BD.cpu().numpy())
 
         vectors = yield rows, Reading(("embed", pooling, normalize), read)
+        broken = sum(not np.isfinite(vector).all() for vector in vectors)
+        if broken:
+            raise DataError(f"the vectors of {broken:,} of {len(vectors):,} texts are no numbers (NaN)")
         return np.stack(vectors) if vectors else np.zeros((0, self.settings.hidden_size), np.float32)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> Question[list[Ranked]]:
