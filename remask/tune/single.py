@@ -32,8 +32,8 @@ from remask.tune.settings import FinetuneRun
 if TYPE_CHECKING:
     from remask.answer.model import Model
     from remask.model.network import Network
-    from remask.task_objectives import TaskObjective
-    from remask.tasks.batches import TaskBatches
+    from remask.schema import BatchSource
+    from remask.task_objectives import PairObjective, TaskObjective
 
 MAX_MAPPED = 400  # texts on the map of a report
 
@@ -68,13 +68,10 @@ class SingleTask:
         let_learn(self.run, network.encoder, [self.part], seed)
         return network
 
-    def batches(self, seed: int, rank: int, world_size: int) -> TaskBatches:
-        from remask.tasks.batches import TaskBatches
+    def batches(self, seed: int, rank: int, world_size: int) -> BatchSource:
+        return self.part.batches(self.run.batch, seed, rank, world_size)
 
-        rows, pad_id = self.part.train_rows, self.start.tokenizer.pad_id
-        return TaskBatches(rows, pad_id, self.run.batch, seed=seed, rank=rank, world_size=world_size)
-
-    def objective(self, seed: int, network: Network) -> TaskObjective:
+    def objective(self, seed: int, network: Network) -> TaskObjective | PairObjective:
         return self.part.objective(seed, network, self.run.loss)
 
     def carried(self, network: Network) -> dict[str, bytes | Path]:
