@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "exports": GROUND | {"tokenizer", "model", "tasks"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
     "tune": GROUND
-    | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer", "precision"},
+    | {"text", "tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer", "precision"},
     "evaluation": GROUND | ANSWERING | {"objectives", "train", "reports", "exports", "tune", "preparation"},
     "preparation": GROUND | {"text", "tokenizer", "data"},
     "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "reports"},
