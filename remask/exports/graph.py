@@ -3,7 +3,7 @@
 In: a model's settings, heads and weights. Out: a file whose inputs and outputs have the names that transformers and
 optimum use. The graph is traced from the encoder's and the heads' own modules; only the view of a batch is another:
 what is padding comes from `attention_mask`, nothing is unpadded or cut into blocks, so no size is fixed.
-Not here: the folder around it (onnx), comparing it with its source (verify), int8 (quantize).
+Not here: the folder around it (onnx), comparing it with its source (answer.agreement), int8 (quantize).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from remask.model.attention import Sight
 from remask.model.encoder import Encoder, Rows, View
 from remask.model.network import Network
 from remask.model.noise import Noise
+from remask.model.outputs import named_outputs
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.schema import Batch
 
@@ -114,29 +115,10 @@ class _Answering(nn.Module):
             input_ids, attention_mask = input_ids.flatten(0, 1), attention_mask.flatten(0, 1)
             token_type_ids = None if token_type_ids is None else token_type_ids.flatten(0, 1)
         batch = Batch(input_ids, attention_mask.sum(1), token_type_ids, document_ids_BS=attention_mask - 1)
-        said = answers(network, network.encode(batch), batch.lengths_B)
+        said = named_outputs(network, network.encode(batch), batch.lengths_B)
         if num_choices is not None:
             said = {"logits": said["logits"].unflatten(0, (-1, num_choices))}
         return said
-
-
-def answers(network: Network, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What a network says about rows, by the names of its outputs; without a head for a task: the states."""
-    heads = network.head_settings
-    if heads.num_classes is not None:
-        return {"logits": network.classify(hidden_BSD, lengths_B)}
-    if heads.num_tags is not None:
-        return {"logits": network.tag(hidden_BSD)}
-    if heads.span:
-        start_BS, end_BS = network.span(hidden_BSD).unbind(-1)
-        said = {"start_logits": start_BS, "end_logits": end_BS}
-        return said | ({"answerable_logits": network.answerable(hidden_BSD, lengths_B)} if heads.answerable else {})
-    if heads.choice:
-        return {"logits": network.choose(hidden_BSD, lengths_B)}
-    if heads.masked_lm:
-        assert network.heads.masked_lm is not None
-        return {"logits": network.heads.masked_lm(hidden_BSD, network.encoder.embeddings.tokens.weight)}
-    return {"last_hidden_state": hidden_BSD}
 
 
 def left_out(heads: HeadSettings) -> list[str]:
@@ -219,11 +201,3 @@ class Graph:
             given = {name: array[:, None] for name, array in given.items()}
         said = dict(zip(self.outputs, self._session.run(None, given), strict=True))
         return {"logits": said["logits"][:, 0]} if choices else said
-
-
-def run_network(network: Network, batch: Batch) -> dict[str, Array]:
-    """What the source itself says, in the same form."""
-    tensors = batch.map(torch.as_tensor)
-    with torch.inference_mode():
-        said = answers(network, network.encode(tensors), tensors.lengths_B)
-    return {name: tensor.numpy() for name, tensor in said.items()}

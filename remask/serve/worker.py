@@ -23,6 +23,7 @@ import orjson
 
 from remask import signals
 from remask.allocator import keep_few_kernels, keep_freed_memory
+from remask.answer.settings import Int8Settings, shown_int8
 from remask.errors import DataError, RemaskError
 from remask.serve.settings import ServeSettings
 from remask.workers import die_with_parent
@@ -46,6 +47,7 @@ class Assignment:
     device: str
     settings: ServeSettings
     parent: int
+    int8: Int8Settings
 
 
 class Life:
@@ -116,8 +118,11 @@ class Models:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = load(
-                path, device=self._assignment.device, batch_tokens=settings.max_batch_tokens, precision=self.precision
-            )
+                path, device=self._assignment.device, batch_tokens=settings.max_batch_tokens, precision=self.precision,
+                int8=self._assignment.int8,
+            )  # fmt: skip
+        if model.int8_report is not None:
+            self.notes.append(f"{path.name}: {shown_int8(model.int8_report)}")
         encoder = model.network.encoder
         for module in (*encoder.attentions, *encoder.ffns):
             module.register_forward_hook(lambda *_: self._life.beat())

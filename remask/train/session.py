@@ -30,6 +30,7 @@ from remask.train.guard import Guard
 from remask.train.job import Evaluate, Evaluation, Job
 from remask.train.narrow import NarrowWeights
 from remask.train.optim import Average, Optimizer, lr_fraction
+from remask.train.overlap import GradientSums
 from remask.train.settings import TrainSettings
 from remask.train.sharding import Gathered, Shards, shard
 
@@ -66,6 +67,8 @@ class Session:
         self.precision = Precision("fp32", self.device)  # until settle_precision
         self._narrow = NarrowWeights(self.model) if job.settings.weights == "bf16-master" else None
         self.optimizer = Optimizer(self.model, job.settings, self.shards)
+        whole = [] if self._gathered is not None else _backward_order(self.model)
+        self._sums = GradientSums(world if whole else World(), whole)
         self._average = Average(self.model, job.settings.ema_decay) if job.settings.ema_decay else None
         self.guard = Guard(job.settings.spike_sigmas)
         self.step = 0
@@ -130,6 +133,12 @@ class Session:
         """For the passes of a step: weights in the format that the settings ask for."""
         return nullcontext() if self._narrow is None else self._narrow.in_use()
 
+    def sending(self) -> AbstractContextManager[None]:
+        """For the last backward pass of a step, inside of `narrowed`: gradients go to the other ranks as they come."""
+        if not self.settings.overlap:
+            return nullcontext()
+        return self._sums.sending(lambda p: p.grad if self._narrow is None else self._narrow.gradient(p))
+
     def must_stop(self) -> bool:
         """Whether a signal came, between two micro-batches."""
         # Divided models exchange weights in every pass: there all ranks must stop at the same micro-batch.
@@ -144,7 +153,7 @@ class Session:
     def finish_passes(self, totals: Mapping[str, list[Any]], counts: Mapping[str, float]) -> Step:
         """Gradients and sums of all ranks, once the own micro-batches are done."""
         if self._gathered is None:
-            self.world.add_gradients(self.optimizer.parameters)
+            self._sums.finish()
         else:
             self._gathered.release()
             self.optimizer.take_gradients()
@@ -270,14 +279,26 @@ def forward_backward(session: Session, micro_batches: Sequence[Batch]) -> Step |
     session.seed_torch()
     session.optimizer.zero_grad()
     with session.narrowed():
-        for batch in micro_batches:
+        for batch in micro_batches[:-1]:
             if session.must_stop():
                 break
             _add(totals, session.accumulate(batch, counts))
-    if session.world.any(signals.requested()):
+        # The last pass sends gradients, so all ranks begin it or none does; a signal from here on waits for its end.
+        stopped = session.world.any(signals.requested())
+        if not stopped and micro_batches:
+            with session.sending():
+                _add(totals, session.accumulate(micro_batches[-1], counts))
+    if stopped:
         session.optimizer.zero_grad()
         return None
     return session.finish_passes(totals, counts)
+
+
+def _backward_order(model: Any) -> list[nn.Parameter]:
+    """What learns, roughly in the order in which a backward pass is done with it: from the heads down."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    above = getattr(model, "layers_above", None)
+    return [p for _, p in sorted(reversed(named), key=lambda pair: above(pair[0]) if above else 0)]
 
 
 def _add(totals: dict[str, list[Any]], loss: Loss) -> None:
