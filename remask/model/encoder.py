@@ -188,7 +188,9 @@ class SubLayer(nn.Module):
             x_TD = _Unpad.apply(x_TD[None], view.kept.tokens_K)
         if noise is not None:
             y_TD = noise.drop(y_TD, settings.dropout, layer, self.site, view.per_row(len(y_TD)))
-        return x_TD + y_TD if pre else self.norm(x_TD + y_TD)
+        # Under autocast y is bf16 and x fp32: torch adds formats that differ thirty times slower than alike ones (CPU).
+        x_TD = x_TD + y_TD.to(x_TD.dtype)
+        return x_TD if pre else self.norm(x_TD)
 
     def inner(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
         raise NotImplementedError

@@ -84,6 +84,7 @@ class Session:
                 f"train.weights = {self.settings.weights}: goes with precision bf16, and this run has {name}"
             )
         self.precision = Precision(name, self.device)
+        self.optimizer.settle_precision(name)
         return name, reason
 
     def peak_flops_per_second(self) -> float:
