@@ -221,7 +221,7 @@ def quantise_onnx(folder: Path, tokenizer: Any) -> None:
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
     logging.disable(logging.WARNING)
-    rows = [np.array([tokenizer.encode(text).ids], np.int64) for text in make_texts(tokenizer, mixed_lengths(16, 48))]
+    rows = [np.array([tokenizer.encode(text)], np.int64) for text in make_texts(tokenizer, mixed_lengths(16, 48))]
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:

@@ -38,10 +38,10 @@ class TaskObjective:
         if step is not None:
             from remask.model.noise import Noise
 
-            noise = Noise(self.seed, step, batch.example_ids_B)
+            noise = Noise(self.seed, step, batch.known.example_ids_B)
         logits = task_logits(model, self.kind, batch, noise).float()
         sums, right = self.kind.loss(logits, batch, self.plan)
-        counts = self.counts(batch)
+        counts = self.counts(batch.known)
         parts = {name: Part(total, counts[name]) for name, total in sums.items()}
         return Loss(parts, {} if right is None else {"accuracy": Part(right, counts["task"])})
 

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from remask import signals
 from remask.answer.costs import Costs, measured
+from remask.model.encoder import Positions
 from remask.model.network import Network
+from remask.model.shapes import to_device
 from remask.precision import autocast
 from remask.schema import Batch
 from remask.tasks.kind import TaskKind
@@ -42,7 +44,7 @@ class Reading:
 
     key: Hashable
     read: Callable[[Batch, Tensor], Sequence[Any]]
-    looks_at: Callable[[Batch], Tensor | None] = lambda batch: None  # flat positions; None: all of them
+    looks_at: Callable[[Batch], Positions | None] = lambda batch: None  # flat positions; None: all of them
 
 
 class Runner:
@@ -65,7 +67,7 @@ class Runner:
     def batch(self, rows: Sequence[Row]) -> Batch:
         """Rows as a batch on the network's device."""
         padded = pad_rows([ids for ids, _ in rows], [s for _, s in rows] if self.has_segments else None, self.pad_id)
-        return padded.map(lambda array: torch.from_numpy(array).to(self.device))
+        return padded.sent(lambda array: to_device(array, self.device))
 
     def outputs(self, rows: Rows, kind: TaskKind, check: Check = signals.check) -> list[Array]:
         """What a task's head says about every row; an output per token is cut to the row's length."""

@@ -23,7 +23,7 @@ from torch import nn
 
 from remask.errors import ConfigError, UnavailableError, install_command
 from remask.model.attention import Sight
-from remask.model.encoder import Encoder, Rows, View
+from remask.model.encoder import Encoder, Positions, Rows, View
 from remask.model.network import Network
 from remask.model.noise import Noise
 from remask.model.outputs import named_outputs
@@ -76,7 +76,7 @@ class _TracedEncoder(Encoder):
     """The encoder on rows whose padding is where `document_ids_BS` is -1."""
 
     def forward(
-        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: torch.Tensor | None = None
+        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: Positions | None = None
     ) -> torch.Tensor:
         assert wanted_M is None, "a graph has all states"
         hidden_BSD = super().forward(batch, noise, causal)

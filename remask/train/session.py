@@ -116,13 +116,19 @@ class Session:
 
     def accumulate(self, batch: Batch, counts: Mapping[str, float]) -> Loss:
         """One micro-batch forward and backward; its gradients add to those that are there."""
-        on_device = batch.map(lambda array: torch.as_tensor(array).to(self.device, non_blocking=True))
+        on_device = batch.sent(self._send)
         with self.precision.autocast():
             scaled, loss = self.apply(partial(self._scaled_loss, on_device, counts))
         if isinstance(scaled, Tensor) and scaled.requires_grad:
             with nullcontext() if self._gathered is None else peers():
                 scaled.backward()
         return loss
+
+    def _send(self, array: Any) -> Tensor:
+        """From pinned memory a GPU copies while the host goes on; from any other it makes it wait."""
+        tensor = torch.as_tensor(array)
+        is_gpu = self.device.type == "cuda"
+        return (tensor.pin_memory() if is_gpu else tensor).to(self.device, non_blocking=is_gpu)
 
     def _scaled_loss(self, batch: Batch, counts: Mapping[str, float], model: Any) -> tuple[Any, Loss]:
         """What the gradients are of: every part over its global count, by weight; and the loss itself."""

@@ -136,11 +136,8 @@ def test_gradients_that_are_sent_on_their_way_have_the_same_sums(
     words = ["train.steps=6", f"train.weights={weights}"] + ["train.precision=bf16"] * (weights == "bf16-master")
     for overlap in ("true", "false"):
         log = f"{tmp_path / overlap}.sent"
-        done = pretrain(
-            zygote, 2, tmp_path / overlap, tiny_prepared, code=SEND.format(log=log),
-            *[word for one in [*words, f"train.overlap={overlap}"] for word in ("--set", one)],
-        )  # fmt: skip
-        succeed(done)
+        settings = [word for one in [*words, f"train.overlap={overlap}"] for word in ("--set", one)]
+        succeed(pretrain(zygote, 2, tmp_path / overlap, tiny_prepared, *settings, code=SEND.format(log=log)))
         found[overlap] = load_file(last_checkpoint(tmp_path / overlap) / "model.safetensors")
         sent[overlap] = [tuple(map(int, line.split())) for line in Path(f"{log}0").read_text().splitlines()]
     assert all((found["true"][name] == tensor).all() for name, tensor in found["false"].items())
