@@ -65,9 +65,10 @@ def _commands() -> list[Command]:
 
 
 def _all() -> list[Command]:
-    """Scripts that are not named above run as they are; `quality` is a study of recipes, not of speed beside a peer."""
+    """Scripts that are not named above run as they are; `quality` is a study of recipes, not of speed beside a peer,
+    and `overlap` needs root for its network namespaces."""
     found = _commands()
-    named = {command.script for command in found} | {"quality"}
+    named = {command.script for command in found} | {"quality", "overlap"}
     scripts = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
     return found + [Command(script) for script in scripts if script not in named]
 

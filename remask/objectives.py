@@ -37,10 +37,15 @@ class ObjectiveSettings(Config):
 
 
 class Pretraining:
-    """Masked LM with what the settings add. `sentence`: the batches have pairs with labels."""
+    """Masked LM with what the settings add. `sentence`: the batches have pairs with labels. `every_pass`: the masked
+    and the left-to-right pass are both computed, even where a micro-batch has no rows for one: ranks that divide a
+    model must compute the same passes."""
 
-    def __init__(self, settings: ObjectiveSettings, *, seed: int, sentence: bool) -> None:
+    def __init__(
+        self, settings: ObjectiveSettings, *, seed: int, sentence: bool, every_pass: bool = False
+    ) -> None:  # fmt: skip
         self._seed, self._causal_share = seed, settings.causal_share
+        self._every_pass = every_pass and settings.causal_share > 0
         self.weights: Mapping[str, float] = {"mlm": settings.mlm_weight}
         if sentence:
             self.weights = {**self.weights, "sentence": settings.sentence_weight}
@@ -67,7 +72,21 @@ class Pretraining:
             self._masked(model, masked, step, parts, metrics)
         if causal is not None:
             self._causal(model, causal, step, parts)
+        if self._every_pass and (masked is None or causal is None):
+            self._stand_in(model, masked or causal, step, parts, is_masked=masked is None)
         return Loss(parts, metrics)
+
+    def _stand_in(
+        self, model: Any, batch: Batch | None, step: int | None, parts: dict[str, Part], is_masked: bool
+    ) -> None:
+        """The pass that has no rows here, on rows of the other kind, for nothing."""
+        assert batch is not None
+        spare: dict[str, Part] = {}
+        if is_masked:
+            self._masked(model, batch, step, spare, {})
+        else:
+            self._causal(model, batch, step, spare)
+        parts |= {name: Part(part.sum * 0.0, 0) for name, part in spare.items()}
 
     def _noise(self, batch: Batch, step: int | None) -> Any:
         from remask.model.noise import Noise

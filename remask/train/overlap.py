@@ -19,7 +19,7 @@ from torch import Tensor
 
 from remask.train.distributed import World, peers
 
-BUCKET_ELEMENTS = 8 << 20  # 32 MB of fp32 in one message
+BUCKET_ELEMENTS = 2 << 20  # 8 MB of fp32 in one message: the first ones leave early, and a link is still filled
 Gradient = Callable[[Tensor], Tensor | None]
 
 
