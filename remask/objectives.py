@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from remask.config import Config, switch
-from remask.schema import IGNORE, Array, Batch, Loss, Part
+from remask.schema import IGNORE, Array, Batch, Loss, LossPart
 
 # Shapes: B rows of a batch, S positions of a row, M predicted positions, D width, V vocabulary.
 
@@ -65,8 +65,8 @@ class Pretraining:
         return {name: counts[name] for name in self.weights}
 
     def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
-        parts: dict[str, Part] = {}
-        metrics: dict[str, Part] = {}
+        parts: dict[str, LossPart] = {}
+        metrics: dict[str, LossPart] = {}
         masked, causal = self._split(batch)
         if masked is not None:
             self._masked(model, masked, step, parts, metrics)
@@ -77,16 +77,16 @@ class Pretraining:
         return Loss(parts, metrics)
 
     def _stand_in(
-        self, model: Any, batch: Batch | None, step: int | None, parts: dict[str, Part], is_masked: bool
+        self, model: Any, batch: Batch | None, step: int | None, parts: dict[str, LossPart], is_masked: bool
     ) -> None:
         """The pass that has no rows here, on rows of the other kind, for nothing."""
         assert batch is not None
-        spare: dict[str, Part] = {}
+        spare: dict[str, LossPart] = {}
         if is_masked:
             self._masked(model, batch, step, spare, {})
         else:
             self._causal(model, batch, step, spare)
-        parts |= {name: Part(part.sum * 0.0, 0) for name, part in spare.items()}
+        parts |= {name: LossPart(part.sum * 0.0, 0) for name, part in spare.items()}
 
     def _noise(self, batch: Batch, step: int | None) -> Any:
         from remask.model.noise import Noise
@@ -94,7 +94,7 @@ class Pretraining:
         return None if step is None else Noise(self._seed, step, batch.known.example_ids_B)
 
     def _masked(
-        self, model: Any, batch: Batch, step: int | None, parts: dict[str, Part], metrics: dict[str, Part]
+        self, model: Any, batch: Batch, step: int | None, parts: dict[str, LossPart], metrics: dict[str, LossPart]
     ) -> None:
         from remask.model.loss import cross_entropy
         from remask.model.shapes import to_device
@@ -105,17 +105,17 @@ class Pretraining:
         hidden_BSD = model.encode(batch, noise, wanted_M=wanted_M)
         labels_M = _given(batch.masked_labels_M)
         loss, correct = model.masked_lm_loss(hidden_BSD, batch.masked_positions_M, labels_M)
-        parts["mlm"] = Part(loss, len(labels_M))
-        metrics["accuracy"] = Part(correct, len(labels_M))
+        parts["mlm"] = LossPart(loss, len(labels_M))
+        metrics["accuracy"] = LossPart(correct, len(labels_M))
         if pairs_B is not None:
             pairs = _on_cpu(_given(batch.known.sentence_labels_B))
             rows_R = to_device(np.flatnonzero(pairs != IGNORE), pairs_B.device)
             logits_B2 = model.sentence(hidden_BSD, batch.lengths_B, noise)
             loss, correct = cross_entropy(logits_B2[rows_R], pairs_B[rows_R])
-            parts["sentence"] = Part(loss, len(rows_R))
-            metrics["sentence_accuracy"] = Part(correct, len(rows_R))
+            parts["sentence"] = LossPart(loss, len(rows_R))
+            metrics["sentence_accuracy"] = LossPart(correct, len(rows_R))
 
-    def _causal(self, model: Any, batch: Batch, step: int | None, parts: dict[str, Part]) -> None:
+    def _causal(self, model: Any, batch: Batch, step: int | None, parts: dict[str, LossPart]) -> None:
         """Every token from those to its left, on the text as it stood before masking."""
         from remask.model.shapes import to_device
 
@@ -124,7 +124,7 @@ class Pretraining:
         positions_M = to_device(np.flatnonzero(follows_BS), batch.input_ids_BS.device)
         labels_M = batch.input_ids_BS.flatten()[positions_M + 1]
         loss, _ = model.masked_lm_loss(hidden_BSD, positions_M, labels_M)
-        parts["causal"] = Part(loss, len(positions_M))
+        parts["causal"] = LossPart(loss, len(positions_M))
 
     def _split(self, batch: Batch) -> tuple[Batch | None, Batch | None]:
         """The rows for the masked and for the left-to-right loss (those with their text put back)."""
@@ -216,30 +216,36 @@ def _predicts_next(batch: Batch) -> Array:
     return follows_BS
 
 
-def held_out(model: Any, batches: Iterable[Batch], token_lengths_V: np.ndarray) -> dict[str, float]:
+def held_out(
+    model: Any, batches: Iterable[Batch], token_lengths_V: np.ndarray, token_characters_V: np.ndarray | None = None
+) -> dict[str, float]:
     """Masked LM on fixed batches of numpy arrays: loss in nats per masked token, perplexity, accuracy, bits per byte.
 
-    Bits per byte: the sum of -log2 p over the masked tokens by the bytes of those tokens."""
+    Bits per byte: the sum of -log2 p over the masked tokens by the bytes of those tokens; bits per character, where
+    the characters of every token are given: by those."""
     import torch
 
     device = next(model.parameters()).device
     nats = right = 0.0
-    tokens = num_bytes = 0
+    tokens = num_bytes = num_characters = 0
     for batch in batches:
         labels_M = _given(batch.masked_labels_M)
         tokens += len(labels_M)
         num_bytes += int(token_lengths_V[labels_M].sum())
+        num_characters += 0 if token_characters_V is None else int(token_characters_V[labels_M].sum())
         on_device = batch.map(lambda array: torch.as_tensor(array).to(device))
         hidden_BSD = model.encode(on_device, None, wanted_M=on_device.masked_positions_M)
         loss, correct = model.masked_lm_loss(hidden_BSD, on_device.masked_positions_M, on_device.masked_labels_M)
         nats += float(loss)
         right += float(correct)
     loss_per_token = nats / max(1, tokens)
+    by_character = {"bits_per_character": nats / math.log(2) / max(1, num_characters)}
     return {
         "loss": loss_per_token,
         "perplexity": math.exp(min(loss_per_token, 700.0)),
         "accuracy": right / max(1, tokens),
         "bits_per_byte": nats / math.log(2) / max(1, num_bytes),
+        **({} if token_characters_V is None else by_character),
     }
 
 

@@ -1,17 +1,21 @@
 """What fine-tuning learns: the loss of one task, or of several over one encoder.
 
 In: a network with the task's head and a Batch with labels. Out: a Loss with the part `task` (and `answerable` for SQuAD
-2.0, which RoBERTa trains jointly, section 5.2), as sums with their counts. No torch at import. Not here: what a kind's
-loss is (tasks), pretraining (objectives), batches.
+2.0, which RoBERTa trains jointly, section 5.2), as sums with their counts. More passes over the same rows make it
+robust: with other dropout (R-Drop: the part `consistency`), over embeddings moved to raise the loss (as FreeLB);
+`task` is then the mean over the passes. No torch at import. Not here: what a kind's loss is (tasks), pretraining
+(objectives), batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from remask.schema import Batch, Loss, Part
-from remask.tasks.kind import TaskKind, TaskLoss
+from remask.schema import Batch, Loss, LossPart
+from remask.tasks.kind import Sums, TaskKind, TaskLoss
+from remask.tasks.settings import LossSettings
 
 if TYPE_CHECKING:
     import torch
@@ -26,24 +30,121 @@ def task_logits(model: Any, kind: TaskKind, batch: Batch, noise: Any = None) -> 
 class TaskObjective:
     """schema.Objective for one task."""
 
-    def __init__(self, kind: TaskKind, seed: int, plan: TaskLoss | None = None) -> None:
+    def __init__(
+        self, kind: TaskKind, seed: int, plan: TaskLoss | None = None, settings: LossSettings | None = None,
+        orthogonality: float = 0.0,
+    ) -> None:  # fmt: skip
+        """`orthogonality`: weight of what AdaLoRA's updates add."""
         self.kind, self.seed, self.plan = kind, seed, plan or TaskLoss()
-        self.weights: Mapping[str, float] = {"task": 1.0, **({"answerable": 1.0} if self.plan.answerable else {})}
+        self.settings = settings or LossSettings()
+        weights = {"task": 1.0, **({"answerable": 1.0} if self.plan.answerable else {})}
+        weights |= {"consistency": self.settings.consistency, "orthogonality": orthogonality}
+        self.weights: Mapping[str, float] = {name: weight for name, weight in weights.items() if weight}
 
     def counts(self, batch: Batch) -> Mapping[str, float]:
-        return self.kind.counts(batch, self.plan)
+        counts = self.kind.counts(batch, self.plan)
+        counts |= {"consistency": counts["task"], "orthogonality": 1}
+        return {name: counts[name] for name in self.weights}
 
     def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
-        noise = None
-        if step is not None:
-            from remask.model.noise import Noise
-
-            noise = Noise(self.seed, step, batch.known.example_ids_B)
-        logits = task_logits(model, self.kind, batch, noise).float()
-        sums, right = self.kind.loss(logits, batch, self.plan)
         counts = self.counts(batch.known)
-        parts = {name: Part(total, counts[name]) for name, total in sums.items()}
-        return Loss(parts, {} if right is None else {"accuracy": Part(right, counts["task"])})
+        noise = None if step is None else self._noise(step, batch)
+        logits, right, passes = self._passes(model, batch, noise)
+        sums: dict[str, Any] = {}
+        if step is not None and "consistency" in self.weights:
+            other = task_logits(model, self.kind, batch, self._noise(step, batch, again=True)).float()
+            passes.append(self.kind.loss(other, batch, self.plan)[0])
+            sums["consistency"] = self.kind.difference(logits, other, batch)
+        for name in passes[0]:
+            sums[name] = sum(one[name] for one in passes) / len(passes)
+        if step is not None and "orthogonality" in self.weights:
+            sums["orthogonality"] = model.encoder.ration.tangle()
+        parts = {name: LossPart(total, counts[name]) for name, total in sums.items()}
+        return Loss(parts, {} if right is None else {"accuracy": LossPart(right, counts["task"])})
+
+    def _noise(self, step: int, batch: Batch, again: bool = False) -> Any:
+        """Dropout of a step; `again`: of a second pass, from a stream of its own."""
+        from remask.model.noise import Noise
+
+        return Noise(self.seed + (_SECOND_PASS if again else 0), step, batch.known.example_ids_B)
+
+    def _passes(self, model: Any, batch: Batch, noise: Any) -> tuple[torch.Tensor, Any, list[Sums]]:
+        """Logits of the texts as they are, how many were right, and the loss of every pass: of those texts, then of
+        embeddings that follow the gradient. Dropout is the same in all of them."""
+
+        def loss(moved_TE: torch.Tensor | None = None) -> tuple[torch.Tensor, Sums, Any]:
+            with _moved(model, moved_TE):
+                logits = task_logits(model, self.kind, batch, noise).float()
+            return logits, *self.kind.loss(logits, batch, self.plan)
+
+        if noise is None or not self.settings.adversarial:
+            logits, sums, right = loss()
+            return logits, right, [sums]
+        moves = Moves(model, batch, self.settings.adversarial_step)
+        logits, sums, right = loss(moves.by_TE)
+        passes = [sums]
+        for _ in range(self.settings.adversarial):
+            moves.climb(sum(total * self.weights[name] for name, total in passes[-1].items()))
+            passes.append(loss(moves.by_TE)[1])
+        return logits, right, passes
+
+
+_SECOND_PASS = 0x5EC0_0D00_0000  # added to the seed: no run has such a one
+
+
+class Moves:
+    """How far the embeddings of every text were moved: nowhere at first, then up the gradient of its loss.
+
+    A text's move has the same length whatever stands beside it: a share of the norm of its own embeddings."""
+
+    def __init__(self, model: Any, batch: Batch, share: float) -> None:
+        import torch
+
+        from remask.model.encoder import Rows
+
+        rows = Rows.of(batch, model.settings.unpad)
+        embeddings = model.encoder.embeddings.tokens
+        device = batch.input_ids_BS.device
+        computed_B = torch.tensor(rows.computed, device=device)
+        self._row_T = torch.repeat_interleave(torch.arange(len(computed_B), device=device), computed_B)
+        starts_B = computed_B.cumsum(0) - computed_B
+        column_T = torch.arange(len(self._row_T), device=device) - starts_B[self._row_T]
+        with torch.no_grad():
+            x_TE = embeddings(rows.take(batch.input_ids_BS)).float()
+            is_real_T = column_T < batch.lengths_B[self._row_T]
+            self._length_B = share * self._norms(x_TE * is_real_T[:, None], len(computed_B))
+        self.by_TE = torch.zeros_like(x_TE).requires_grad_()
+
+    def _norms(self, x_TE: torch.Tensor, num_rows: int) -> torch.Tensor:
+        """Of every text: norm_B."""
+        return x_TE.new_zeros(num_rows).index_add(0, self._row_T, x_TE.square().sum(1)).sqrt()
+
+    def climb(self, loss: Any) -> None:
+        """One step further up from where `loss` was computed, whose graph stays for the parameters' gradients."""
+        import torch
+
+        (grad_TE,) = torch.autograd.grad(loss, self.by_TE, retain_graph=True)
+        with torch.no_grad():
+            norms_B = self._norms(grad_TE, len(self._length_B)).clamp(min=1e-30)
+            by_TE = self.by_TE + grad_TE * (self._length_B / norms_B)[self._row_T][:, None]
+        self.by_TE = by_TE.detach().requires_grad_()
+
+
+@contextmanager
+def _moved(model: Any, by_TE: torch.Tensor | None) -> Iterator[None]:
+    """While this is open, the token embeddings are those of the vocabulary plus `by_TE`."""
+    if by_TE is None:
+        yield
+        return
+
+    def move(module: Any, args: Any, x_TE: torch.Tensor) -> torch.Tensor:
+        return x_TE + by_TE
+
+    handle = model.encoder.embeddings.tokens.register_forward_hook(move)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 class MixedObjective:

@@ -1,4 +1,4 @@
-"""A model to use: `remask.load(path)`, then `fill_mask`, `classify`, `tag`, `answer`, `choose`, `embed`, `encode`.
+"""A model to use: `remask.load(path)`, then `fill_mask`, `prompt`, `classify`, `tag`, `answer`, `choose`, `embed`, ….
 
 In: a run, checkpoint, model or Hugging Face folder, and texts. Out: the records of answers.py, in the order of the
 texts. The rows of all texts (`together`: of all questions) run in batches of like length within a budget of padded
@@ -8,7 +8,7 @@ Not here: what is asked and how it is read (questions), HTTP (app), training, me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -26,7 +26,7 @@ from remask.errors import DataError, UnavailableError
 from remask.model.packed import for_answers
 from remask.model.settings import Pooling
 from remask.precision import Format, base_format
-from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
+from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized
 from remask.tasks.rows import Rows
 
 
@@ -100,6 +100,11 @@ class Model:
         return f"<remask model {self.folder.name}: {shape}, {size}; {', '.join(self.methods)}>"
 
     @property
+    def prompts(self) -> Mapping[str, str]:
+        """What can be put before texts to embed, by name."""
+        return self.reader.prompts
+
+    @property
     def methods(self) -> tuple[str, ...]:
         """What this model can do."""
         return self.questions.methods
@@ -126,6 +131,26 @@ class Model:
         several = [texts] if isinstance(texts, str) else list(texts)
         answers = self._now(self.questions.fill_mask(several, top, targets))
         return answers[0] if isinstance(texts, str) else answers
+
+    def prompt(
+        self,
+        texts: Sequence[str | Pair],
+        pattern: str | Sequence[str],
+        words: Mapping[str, Sequence[str]],
+        *,
+        calibrate: bool = True,
+        long_texts: LongTexts = "error",
+    ) -> list[Label]:
+        """The class of each text or pair without fine-tuning, by the words that fit into a pattern's mask.
+
+        `pattern`: one or several sentences with {text}, for pairs also {text2}, and one <mask>. `words`: for each label
+        the words that mean it. `calibrate`: words are scored against what they score around an empty text.
+
+        >>> words = {"positive": ["great", "good"], "negative": ["bad", "terrible"]}             # doctest: +SKIP
+        >>> model.prompt(["It broke after a day."], "{text} It was <mask>.", words)[0].label     # doctest: +SKIP
+        'negative'
+        """
+        return self._now(self.questions.prompt(texts, pattern, words, calibrate=calibrate, long_texts=long_texts))
 
     def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "model") -> list[Label]:
         """The class of each text or pair of texts (for regression its number).
@@ -163,15 +188,19 @@ class Model:
         self,
         texts: Sequence[str],
         *,
+        prompt: str | None = None,
         pooling: Pooling | None = None,
         normalize: bool = True,
         long_texts: LongTexts = "error",
     ) -> np.ndarray:
         """One vector a text (texts x width, fp32), of length 1 unless `normalize` is off.
 
-        `pooling`: the first token's state or the mean over the tokens; by default as the model was made.
+        `prompt`: the name of a text that the model was taught to read before these ("query", "document"); None: they
+        are read as they are. `pooling`: the first token's state or the mean over the tokens; by default as the model
+        was made.
         """
-        return self._now(self.questions.embed(texts, pooling=pooling, normalize=normalize, long_texts=long_texts))
+        asked = self.questions.embed(texts, prompt=prompt, pooling=pooling, normalize=normalize, long_texts=long_texts)
+        return self._now(asked)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> list[Ranked]:
         """The texts by closeness to the query, closest first."""
@@ -189,7 +218,7 @@ class Model:
         with torch.inference_mode(), self.runner.products():
             return attention_maps(self.network, batch)
 
-    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
         """The tokens of each text, without special ones."""
         return self.questions.tokenize(texts)
 

@@ -1,9 +1,10 @@
-"""`remask predict`: what a fine-tuned model says about every row of a file, however long.
+"""`remask predict`: what a model says about every row of a file, however long.
 
-In: MODEL with a task's head, and a file like the one it was trained on (labels may be missing). Out: a file with the
-same rows in the same order and the answer's columns beside them; rows that cannot be answered go to OUT.bad.jsonl with
-their line and the reason. Rows are read, sorted by length and answered in pieces, each kept on disk as soon as it is
-done: killed at any moment, the same command goes on and ends with the same bytes. Not here: scores (evaluate).
+In: MODEL with a task's head (or a masked-LM head and a prompt), and a file like the one it was trained on (labels may
+be missing). Out: a file with the same rows in the same order and the answer's columns beside them; rows that cannot be
+answered go to OUT.bad.jsonl with their line and the reason. Rows are read, sorted by length and answered in pieces,
+each kept on disk as soon as it is done: killed at any moment, the same command goes on and ends with the same bytes.
+Not here: scores (evaluate).
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from remask.progress import Progress, counted
 from remask.tables import Cells, OtherForm, about_rows
 from remask.tasks.answer_files import check_name, write_rows
 from remask.tasks.kinds import StoredTask
+from remask.tasks.settings import PromptSettings
 
 if TYPE_CHECKING:
+    from remask.answer.reader import Reader
     from remask.answer.stream import Asker
 
 CHUNK_CHARACTERS = 8_000_000
@@ -41,6 +44,7 @@ class PredictRun(Config):
     model: str = setting("", "a fine-tuned model")
     file: str = setting("", "the rows to answer")
     task: str | None = setting(None, "of a model with several tasks: which one")
+    prompt: PromptSettings = setting(PromptSettings(), "ask the masked-LM head instead, without fine-tuning")
     table: OtherForm = setting(OtherForm(), "how the file is written, where its name does not tell")
     text: str | None = setting(None, "column with the text; null: the one the model was trained on")
     text2: str | None = setting(None, "column with the second text; null: the one the model was trained on")
@@ -90,12 +94,11 @@ class Ready:
 def open_ready(run: PredictRun) -> Ready:
     """Open everything that does not depend on the file."""
     from remask.answer.model import Model
-    from remask.answer.reader import open_reader
     from remask.answer.stream import Asker
     from remask.model.store import model_fingerprint
     from remask.precision import choose_device, choose_precision
 
-    reader = open_reader(Path(run.model), run.task)
+    reader = open_asked(run)
     task = reader.task
     device = choose_device(run.device)
     precision, _ = choose_precision(run.precision, device)
@@ -105,6 +108,17 @@ def open_ready(run: PredictRun) -> Ready:
     if model.int8_report is not None:
         facts["int8"] = model.int8_report
     return Ready(Asker.of(model, run.text, run.text2), facts, identity)
+
+
+def open_asked(run: PredictRun) -> Reader:
+    """The model with its own task, or with the one that a pattern and words make."""
+    from remask.answer.prompting import prompted
+    from remask.answer.reader import open_reader
+
+    reader = open_reader(Path(run.model), run.task)
+    if run.prompt.patterns or run.prompt.words:
+        return prompted(reader, run.prompt, run.text, run.text2)
+    return reader
 
 
 def answer_texts(run: PredictRun, texts: Sequence[Sequence[str]], places: Sequence[str]) -> dict[str, Any]:
@@ -193,19 +207,19 @@ class _Job:
                 self._columns.setdefault(name)
 
     def _answer_piece(self, number: int, piece: Sequence[Cells]) -> None:
-        said, num_cut = self._asker.answer(piece)
-        for row, one in zip(piece, said, strict=True):
-            if "bad" in one and self._run.bad_rows == "error":
-                raise DataError(f"{row.place}: {one['bad']}")
+        answers, num_cut = self._asker.answer(piece)
+        for row, answer in zip(piece, answers, strict=True):
+            if "bad" in answer and self._run.bad_rows == "error":
+                raise DataError(f"{row.place}: {answer['bad']}")
             if not self._run.scores:
-                one.pop(SCORES, None)
-            if taken := [name for name in one if self._run.prefix + name in row.values]:
+                answer.pop(SCORES, None)
+            if taken := [name for name in answer if self._run.prefix + name in row.values]:
                 raise UsageError(
                     f"{row.place}: has a column {self._run.prefix + taken[0]!r} already; --prefix WORD is put before "
                     "the names of the answer's columns"
                 )
         head = {"cut": num_cut, "fingerprints": [row.fingerprint() for row in piece]}
-        self._work.keep(number, b"\n".join(orjson.dumps(one) for one in (head, *said)) + b"\n")
+        self._work.keep(number, b"\n".join(orjson.dumps(answer) for answer in (head, *answers)) + b"\n")
 
     # ------------------------------------------------------------------------------------------------- the result
 
@@ -215,16 +229,17 @@ class _Job:
         columns: dict[str, None] = dict(self._columns)
         counts = {"rows": 0, "bad": 0, "cut": 0}
         for piece in work.pieces():
-            first, *said = _read_piece(piece)
+            first, *answers = _read_piece(piece)
             counts["cut"] += first["cut"]
-            for one in said:
-                counts["bad" if "bad" in one else "rows"] += 1
-                for name in one if "bad" not in one else ():
+            for answer in answers:
+                counts["bad" if "bad" in answer else "rows"] += 1
+                for name in answer if "bad" not in answer else ():
                     columns.setdefault(self._run.prefix + name)
         with work.path("unreadable.jsonl").open("rb") as file:
             counts["bad"] += sum(1 for _ in file)
         if not counts["rows"]:
-            raise DataError(f"{self._path}: no usable rows ({counts['bad']:,} cannot be answered)")
+            reason = next((f"; line {bad['line']}: {bad['reason']}" for bad in self._bad()), "")
+            raise DataError(f"{self._path}: no usable rows ({counts['bad']:,} cannot be answered){reason}")
         bad_out = bad_file(out)
         with artifacts.output_errors(out):
             whole, bad = work.path("whole"), work.path("bad.jsonl")
@@ -234,8 +249,8 @@ class _Job:
                 escape_formulas=self._run.escape_formulas,
             )  # fmt: skip
             with bad.open("wb") as file:
-                for one in self._bad() if counts["bad"] else ():
-                    file.write(orjson.dumps(one) + b"\n")
+                for answer in self._bad() if counts["bad"] else ():
+                    file.write(orjson.dumps(answer) + b"\n")
             check_bad_file(bad_out)  # once more: somebody may have put something there meanwhile
             if not counts["bad"]:
                 bad_out.unlink(missing_ok=True)
@@ -253,16 +268,18 @@ class _Job:
 
     def _answered(self) -> Iterator[dict[str, Any]]:
         prefix = self._run.prefix
-        for row, said in self._pairs():
-            if "bad" not in said:
-                yield {**row.values, **{prefix + name: value for name, value in said.items()}}
+        for row, answer in self._pairs():
+            if "bad" not in answer:
+                yield {**row.values, **{prefix + name: value for name, value in answer.items()}}
 
     def _bad(self) -> Iterator[dict[str, Any]]:
         """By line: what could not be read, and what could not be answered."""
         with self._work.path("unreadable.jsonl").open("rb") as file:
             unreadable = (orjson.loads(line) for line in file)
-            unanswered = ({"line": row.number, "reason": said["bad"]} for row, said in self._pairs() if "bad" in said)
-            yield from heapq.merge(unreadable, unanswered, key=lambda one: one["line"])
+            unanswered = (
+                {"line": row.number, "reason": answer["bad"]} for row, answer in self._pairs() if "bad" in answer
+            )
+            yield from heapq.merge(unreadable, unanswered, key=lambda bad: bad["line"])
 
 
 def _read_piece(piece: Path) -> list[dict[str, Any]]:

@@ -7,23 +7,26 @@ each row (in order), and returns its answer. So the rows of many questions, also
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
+from remask.answer.prompting import empty_example, prompt_kind, with_priors
 from remask.answer.reader import Reader
 from remask.answer.runner import Reading, Row, Runner
-from remask.errors import DataError
+from remask.errors import ConfigError, DataError
 from remask.model.settings import Pooling
+from remask.progress import counted
 from remask.schema import Batch
 from remask.tasks.kinds import StoredTask
 from remask.tasks.race import ChoiceQuestion
-from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens
+from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized
 from remask.tasks.rows import cut
-from remask.tasks.settings import RowSettings
+from remask.tasks.settings import PromptSettings, RowSettings
 from remask.tasks.squad import Question as Asked
 from remask.tasks.tables import Example
 from remask.tasks.tags import in_words
@@ -48,6 +51,10 @@ class TargetError(DataError):
     """A word that is not one token of the vocabulary, so that it has no score."""
 
 
+class PromptError(DataError):
+    """A pattern or a word that cannot be asked."""
+
+
 class CannotError(DataError):
     """The model has no head for that."""
 
@@ -68,7 +75,7 @@ class Questions:
     @property
     def methods(self) -> tuple[str, ...]:
         """What this model can do."""
-        fills = ("fill_mask",) if self.reader.loaded.heads.masked_lm else ()
+        fills = ("fill_mask", "prompt") if self.reader.loaded.heads.masked_lm else ()
         return (*fills, *self.reader.tasks, "embed", "rank", "encode", "tokenize")
 
     # ---------------------------------------------------------------------------------------------- fill-mask
@@ -89,7 +96,7 @@ class Questions:
             rows.append(self._joined([ids], None, text))
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[list[Fill]]:
-            found: list[list[Fill]] = [[] for _ in range(batch.num_rows)]
+            fills: list[list[Fill]] = [[] for _ in range(batch.num_rows)]
             width = batch.input_ids_BS.shape[1]
             for some_M in self._masks(batch).split(_MASKS_AT_ONCE):
                 scores_MV = self.network.masked_lm(hidden_BSD, some_M).float().softmax(-1)
@@ -99,8 +106,8 @@ class Questions:
                     ids = batch.input_ids_BS[row, 1 : int(batch.lengths_B[row]) - 1].cpu().numpy()
                     for score, token in zip(scores, tokens, strict=True):
                         text = self._filled(ids, column - 1, token)
-                        found[row].append(Fill(score, token, self._token_text(token), text))
-            return found
+                        fills[row].append(Fill(score, token, self._token_text(token), text))
+            return fills
 
         key = None if wanted is None else tuple(map(tuple, wanted))
         return (yield rows, Reading(("fill_mask", top, key), read, self._masks))
@@ -111,15 +118,15 @@ class Questions:
 
     def _targets(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens that each word may be: with and without the space before it, where they are one token."""
-        found = []
+        targets = []
         for word in words:
             forms = dict.fromkeys(
                 int(ids[0]) for form in (word, f" {word}") if len(ids := self.tokenizer.encode(form)) == 1
             )
             if not forms:
                 raise TargetError(f"targets: {_short(word)} is not one token of this vocabulary")
-            found.append(list(forms))
-        return found
+            targets.append(list(forms))
+        return targets
 
     def _best(
         self, scores_MV: Tensor, top: int, wanted: list[list[int]] | None
@@ -151,6 +158,47 @@ class Questions:
         pieces = np.split(ids, np.stack([others, others + 1], 1).reshape(-1))
         mask = self.tokenizer.special_names["mask"]
         return "".join(mask if i % 2 else self.tokenizer.decode(piece) for i, piece in enumerate(pieces))
+
+    def prompt(
+        self,
+        texts: Sequence[str | Pair],
+        patterns: str | Sequence[str],
+        words: Mapping[str, Sequence[str]],
+        *,
+        calibrate: bool = True,
+        long_texts: LongTexts = "error",
+    ) -> Question[list[Label]]:
+        """Calibration asks about an empty text besides, in the same batch."""
+        self._need("prompt")
+        items = _examples(texts)
+        try:
+            settings = PromptSettings(
+                patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns),
+                words={label: (one,) if isinstance(one, str) else tuple(one) for label, one in words.items()},
+                calibrate=calibrate,
+            )
+        except ValidationError as error:
+            raise PromptError(str(error.errors()[0]["ctx"]["error"])) from None
+        if not settings.patterns or not settings.words:
+            raise PromptError("a prompt needs a pattern and words")
+        if any((len(item.texts) == 2) != settings.takes_pairs for item in items):
+            raise PromptError("patterns with {text2} take pairs of texts, and others single ones")
+        labels = tuple(settings.words)
+        kind = prompt_kind(self.reader, settings, labels)
+        asked = [*items, *([empty_example(kind)] if calibrate else [])]
+        self.on_text(len(kind.settings.patterns) * sum(len(text) for item in items for text in item.texts))
+        rows_settings = RowSettings(max_length=self.settings.max_length)
+        try:
+            rows = kind.encode(asked, labels, self.tokenizer, self.frame, rows_settings, labelled=False)
+        except ConfigError as error:
+            raise PromptError(str(error)) from None
+        if rows.num_cut and long_texts != "cut":
+            raise TooLongError(f'{counted(rows.num_cut, "text")}: too long for the pattern; cut (long_texts = "cut")')
+        segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
+        outputs = yield list(zip(rows.ids, segments, strict=True)), self.runner.reading(kind)
+        count = len(items) * rows.group_size
+        kind = with_priors(kind, outputs[count:]) if calibrate else kind
+        return kind.answers(outputs[:count], rows, items, labels, refuses=False) if items else []
 
     # -------------------------------------------------------------------------------------------------- tasks
 
@@ -185,9 +233,8 @@ class Questions:
         )
 
     def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "model") -> Question[list[Label]]:
-        several = [(text,) if isinstance(text, str) else tuple(text) for text in _several(texts)]
-        items = [Example(parts, None, _short(parts[0])) for parts in several]
-        size = sum(len(part) for parts in several for part in parts)
+        items = _examples(texts)
+        size = sum(len(part) for item in items for part in item.texts)
         return (yield from self._ask("classify", items, size, long_texts))
 
     def tag(self, texts: Sequence[str]) -> Question[list[list[Entity]]]:
@@ -218,11 +265,13 @@ class Questions:
         self,
         texts: Sequence[str],
         *,
+        prompt: str | None = None,
         pooling: Pooling | None = None,
         normalize: bool = True,
         long_texts: LongTexts = "error",
     ) -> Question[np.ndarray]:
-        rows = [self.row(text, long_texts) for text in _several(texts)]
+        before = "" if prompt is None else self._prompt(prompt)
+        rows = [self.row(before + text, long_texts) for text in _several(texts)]
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[np.ndarray]:
             vectors_BD = self.network.embed(hidden_BSD, batch.lengths_B, pooling).float()
@@ -234,7 +283,10 @@ class Questions:
         return np.stack(vectors) if vectors else np.zeros((0, self.settings.hidden_size), np.float32)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> Question[list[Ranked]]:
-        vectors = yield from self.embed([query, *_several(texts)], long_texts=long_texts)
+        # A model that was taught with prompts has one for each side; one without them reads both sides alike.
+        asked, offered = (self.reader.prompts.get(name, "") for name in ("query", "document"))
+        both = [asked + query, *(offered + text for text in _several(texts))]
+        vectors = yield from self.embed(both, long_texts=long_texts)
         scores = vectors[1:] @ vectors[0]
         return [Ranked(int(i), float(scores[i]), texts[i]) for i in np.argsort(-scores, kind="stable")]
 
@@ -250,20 +302,27 @@ class Questions:
 
         return (yield rows, Reading("encode", read))
 
-    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
-        found = []
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        tokenized = []
         for text in _several(texts):
             self.on_text(len(text))
             ids, spans = self.tokenizer.encode_with_offsets(text)
             names = tuple(self.tokenizer.token_text(int(token)) for token in ids)
-            found.append(Tokens(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
-        return found
+            tokenized.append(Tokenized(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
+        return tokenized
 
     # ------------------------------------------------------------------------------------------------- inside
 
     def _need(self, method: str) -> None:
         if method not in self.methods:
             raise CannotError(f"{self.folder.name}: this model cannot {method}; it can {', '.join(self.methods)}")
+
+    def _prompt(self, name: str) -> str:
+        known = self.reader.prompts
+        if name not in known:
+            has = f"has {', '.join(map(repr, known))}" if known else "has none"
+            raise DataError(f"prompt = {name!r}: {self.folder.name} {has}; leave it out to embed texts as they are")
+        return known[name]
 
     def row(self, text: str | tuple[str, ...], long_texts: LongTexts, marked: bool = False) -> Row:
         """A text or pair with its special tokens. `marked`: the mask's name in it is the mask."""
@@ -282,6 +341,11 @@ class Questions:
                 raise TooLongError(f"{_short(text)}: has {size:,} tokens, this model takes {room:,}; shorten it{hint}")
             parts = cut(parts, room)
         return self.frame.join(parts)
+
+
+def _examples(texts: Sequence[str | Pair]) -> list[Example]:
+    several = [(text,) if isinstance(text, str) else tuple(text) for text in _several(texts)]
+    return [Example(parts, None, _short(parts[0])) for parts in several]
 
 
 def _several(texts: Sequence[ItemT]) -> Sequence[ItemT]:

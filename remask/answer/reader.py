@@ -17,8 +17,9 @@ import numpy as np
 
 from remask.answer.runner import Forward, forward_outputs
 from remask.errors import DataError
+from remask.model.interop import read_prompts
 from remask.model.store import Loaded, open_model
-from remask.schema import Batch
+from remask.schema import Batch, Json, Values
 from remask.tables import Cells
 from remask.tasks.kind import Problem
 from remask.tasks.kinds import StoredTask, kinds_for
@@ -57,11 +58,20 @@ class Reader:
             raise DataError(f"{folder}: has no task's head; fine-tune it first (remask finetune --init {folder} …)")
         return next(iter(self.tasks.values()))
 
-    def frame(self, rows: RowSettings | None = None) -> Frame:
-        """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""
+    @cached_property
+    def prompts(self) -> Mapping[str, str]:
+        """What to put before a text, by name, as the model was taught."""
+        if self.stored is not None and self.stored.prompts:
+            return self.stored.prompts
+        return read_prompts(self.loaded.folder)
+
+    def frame(self, rows: RowSettings | None = None, max_length: int | None = None) -> Frame:
+        """The special tokens around texts, with the room that these settings leave; None: all that the model reads.
+        `max_length`: of the model, where it is about to read less than this one."""
         settings = self.loaded.settings
-        rows = rows or RowSettings(max_length=settings.max_length)
-        return frame_for(self.tokenizer, rows, model_length=settings.max_length, num_segments=settings.num_segments)
+        max_length = max_length or settings.max_length
+        rows = rows or RowSettings(max_length=max_length)
+        return frame_for(self.tokenizer, rows, model_length=max_length, num_segments=settings.num_segments)
 
     @property
     def refuses(self) -> bool:
@@ -84,12 +94,12 @@ class Reader:
 
     # ------------------------------------------------------------------------- rows of a file, any answerer
 
-    def item(self, values: Mapping[str, Any], place: str = "", text: str | None = None) -> Any:
+    def item(self, values: Values, place: str = "", text: str | None = None) -> Any:
         """A row's cells as an item of the task."""
         task = self.task
         return task.kind.item(Cells(values, place), task.kind.columns(task.table, text, None), task.table)
 
-    def named(self, answer: Record, item: Any) -> dict[str, Any]:
+    def named(self, answer: Record, item: Any) -> Json:
         """An answer as the columns of a file."""
         return self.task.kind.named(answer, item)
 
@@ -107,24 +117,15 @@ class Reader:
     def outputs(self, rows: Rows, forward: Forward) -> list[Array]:
         return forward_outputs(forward, rows, self.tokenizer.pad_id)
 
-    def score(self, problem: Problem, forward: Forward) -> dict[str, Any]:
+    def score(self, problem: Problem, forward: Forward) -> Json:
         """Metrics and tables of a labelled file."""
         rows = self.encode(problem.dev, labelled=True)
         return self.task.kind.score(self.outputs(rows, forward), rows, problem.dev, self.task.labels)
 
     def forward_of(self, graph: Callable[[Batch], Mapping[str, Array]]) -> Forward:
         """An exported graph as an answerer: its named outputs as the kind reads them."""
-
-        def forward(batch: Batch) -> Array:
-            named = graph(batch)
-            if "start_logits" not in named:
-                return named["logits"]
-            columns = [named["start_logits"], named["end_logits"]]
-            if "answerable_logits" in named:
-                columns.append(np.broadcast_to(named["answerable_logits"][:, None], columns[0].shape))
-            return np.stack(columns, axis=-1)
-
-        return forward
+        kind = self.task.kind
+        return lambda batch: kind.graph_outputs(graph(batch), batch)
 
 
 def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
@@ -138,7 +139,8 @@ def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
             f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
             f"the model only {loaded.settings.vocab_size:,}: they do not belong together"
         )
-    return Reader(loaded, tokenizer, StoredTask.read(loaded.folder))
+    stored = StoredTask.read(loaded.folder)
+    return Reader(loaded, tokenizer, None if stored is None else stored.bound(tokenizer))
 
 
 def _of_task(path: Path, task: str | None) -> Path:

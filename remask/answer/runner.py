@@ -83,7 +83,7 @@ class Runner:
             outputs = kind.logits(self.network, hidden_BSD, batch).float().cpu().numpy()
             return _by_row(outputs, batch.lengths_B.tolist())
 
-        return Reading(("task", kind.name), read, lambda batch: kind.positions(self.network, batch))
+        return Reading(("task", kind), read, lambda batch: kind.positions(self.network, batch))
 
     def measure(self, max_length: int) -> Costs:
         """Measure here what batches cost; from now on that decides which rows go together."""

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,6 +71,11 @@ class _MaskedSight(Sight):
         others = super().hidden(window)
         return padding_BNXQL if others is None else padding_BNXQL | others
 
+    def behind(self, prefix_length: int) -> Sight:
+        assert self.padding_BS is not None
+        behind: Any = super().behind(prefix_length)
+        return replace(behind, padding_BS=nn.functional.pad(self.padding_BS, (prefix_length, 0)))
+
 
 class _TracedEncoder(Encoder):
     """The encoder on rows whose padding is where `document_ids_BS` is -1."""
@@ -115,10 +120,10 @@ class _Answering(nn.Module):
             input_ids, attention_mask = input_ids.flatten(0, 1), attention_mask.flatten(0, 1)
             token_type_ids = None if token_type_ids is None else token_type_ids.flatten(0, 1)
         batch = Batch(input_ids, attention_mask.sum(1), token_type_ids, document_ids_BS=attention_mask - 1)
-        said = named_outputs(network, network.encode(batch), batch.lengths_B)
+        outputs = named_outputs(network, network.encode(batch), batch.lengths_B)
         if num_choices is not None:
-            said = {"logits": said["logits"].unflatten(0, (-1, num_choices))}
-        return said
+            outputs = {"logits": outputs["logits"].unflatten(0, (-1, num_choices))}
+        return outputs
 
 
 def left_out(heads: HeadSettings) -> list[str]:
@@ -199,5 +204,5 @@ class Graph:
         choices = len(self.inputs["input_ids"]) == 3
         if choices:  # every row a question of one choice: scores do not depend on the other choices
             given = {name: array[:, None] for name, array in given.items()}
-        said = dict(zip(self.outputs, self._session.run(None, given), strict=True))
-        return {"logits": said["logits"][:, 0]} if choices else said
+        outputs = dict(zip(self.outputs, self._session.run(None, given), strict=True))
+        return {"logits": outputs["logits"][:, 0]} if choices else outputs

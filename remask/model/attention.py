@@ -11,13 +11,14 @@ noise (noise).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from remask.errors import ConfigError
 from remask.model.noise import Noise, Site, keep_scale, marked
 from remask.model.shapes import to_device
 
@@ -40,6 +41,23 @@ class Sight:
     document_ids_BS: torch.Tensor | None = None
     hidden_tokens_BS: torch.Tensor | None = None
     _biases: dict[tuple[int | None, torch.dtype], torch.Tensor | None] = field(default_factory=dict)
+    _behind: dict[int, Sight] = field(default_factory=dict)
+
+    def behind(self, prefix_length: int) -> Sight:
+        """The same rows behind a prefix that every token sees."""
+        if self.document_ids_BS is not None:
+            raise ConfigError(f"model.prefix_length = {prefix_length}: rows with several documents have no prefix")
+        if prefix_length not in self._behind:
+            hidden_BS = self.hidden_tokens_BS
+            self._behind[prefix_length] = replace(
+                self,
+                lengths=[length + prefix_length for length in self.lengths],
+                num_positions=self.num_positions + prefix_length,
+                hidden_tokens_BS=None if hidden_BS is None else F.pad(hidden_BS, (prefix_length, 0)),
+                _biases={},
+                _behind={},
+            )
+        return self._behind[prefix_length]
 
     def block(self, window: int | None) -> int | None:
         """The block size for a window; None: all keys at once, which is less work on short rows."""
@@ -64,22 +82,22 @@ class Sight:
     def hidden(self, window: int | None) -> torch.Tensor | None:
         """hidden_BNXQL, True where a query may not look; None: all may see all."""
         query_XQ1, key_X1L = self.indices(self.block(window))
-        found: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
         if min(self.lengths) < self.num_positions or self.block(window) is not None:
             end_B111 = to_device(np.array(self.lengths), self.device)[:, None, None, None]
-            found.append((key_X1L < 0) | (key_X1L >= end_B111))
+            outputs.append((key_X1L < 0) | (key_X1L >= end_B111))
         if self.document_ids_BS is not None:
-            found.append(self._at(self.document_ids_BS, query_XQ1) != self._at(self.document_ids_BS, key_X1L))
+            outputs.append(self._at(self.document_ids_BS, query_XQ1) != self._at(self.document_ids_BS, key_X1L))
         if self.hidden_tokens_BS is not None:
-            found.append(self._at(self.hidden_tokens_BS, key_X1L) & (key_X1L != query_XQ1))
+            outputs.append(self._at(self.hidden_tokens_BS, key_X1L) & (key_X1L != query_XQ1))
         if window is not None:
-            found.append(((key_X1L - query_XQ1).abs() > window)[None])
+            outputs.append(((key_X1L - query_XQ1).abs() > window)[None])
         if self.causal:
-            found.append((key_X1L > query_XQ1)[None])
-        if not found:
+            outputs.append((key_X1L > query_XQ1)[None])
+        if not outputs:
             return None
-        hidden_BXQL = found[0]
-        for more in found[1:]:
+        hidden_BXQL = outputs[0]
+        for more in outputs[1:]:
             hidden_BXQL = hidden_BXQL | more
         return hidden_BXQL[:, None]
 

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from remask.errors import ConfigError
 from remask.model.encoder import Encoder, Ffn, Positions
-from remask.model.heads import Heads
+from remask.model.heads import TaskHeads
 from remask.model.loss import cross_entropy
 from remask.model.noise import Noise, Site
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
@@ -40,7 +40,7 @@ class Network(nn.Module):
         self.settings = settings
         self.head_settings = heads
         self.encoder = Encoder(settings)
-        self.heads = Heads(settings, heads)
+        self.heads = TaskHeads(settings, heads)
 
     def encode(
         self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: Positions | None = None
@@ -197,7 +197,7 @@ class Network(nn.Module):
 def with_heads(network: Network, heads: HeadSettings, seed: int, settings: ModelSettings | None = None) -> Network:
     """A network with other heads on the same encoder: weights that both have are copied, the others are fresh.
 
-    `settings` may change what has no weights, such as dropout."""
+    `settings` may change what has no weights, such as dropout, and add what is trained beside the encoder."""
     changed = build_network(settings or network.settings, heads, seed)
     weights = network.state_dict()
     with torch.no_grad():
@@ -205,8 +205,14 @@ def with_heads(network: Network, heads: HeadSettings, seed: int, settings: Model
             if name in weights and weights[name].shape == parameter.shape:
                 parameter.copy_(weights[name])
             else:
-                assert not name.startswith("encoder."), f"the encoder's {name} does not fit the settings"
+                known = not name.startswith("encoder.") or is_beside(name)
+                assert known, f"the encoder's {name} does not fit the settings"
     return changed
+
+
+def is_beside(name: str) -> bool:
+    """Whether a weight of the encoder is of its adapters or prefixes, which other layouts do not have."""
+    return ".bottleneck." in name or name.endswith(".prefix_2PD")
 
 
 class _WithoutInitialising(TorchFunctionMode):

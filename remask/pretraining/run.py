@@ -12,7 +12,7 @@ import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remask.artifacts import lock, open_artifact, write_bytes, write_json
 from remask.config import dump, to_yaml
@@ -20,15 +20,19 @@ from remask.errors import OutputError
 from remask.pretraining.settings import PretrainRun
 from remask.pretraining.start import make_network, measured_on, prepared_of, with_form
 from remask.progress import Progress
+from remask.schema import Json
 from remask.workers import is_first_rank
 
 if TYPE_CHECKING:
     from remask.tokenizer import Tokenizer
 
+# What a result has at its top of the last evaluation.
+MEASURES = ("loss", "perplexity", "accuracy", "bits_per_byte", "bits_per_character")
+
 
 def pretrain(
     run: PretrainRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), dry_run: bool = False
-) -> dict[str, Any]:
+) -> Json:
     """Pretrain, or go on with it; the final held-out measures and where the model is."""
     prepared = prepared_of(run)
     takes_form = run.init_from is not None and "model" not in run.model_fields_set
@@ -57,7 +61,7 @@ def _claim(out: Path, run: PretrainRun) -> None:
 
 def _run(
     run: PretrainRun, prepared: Path, out: Path, progress: Progress, allow_change: Sequence[str], dry_run: bool
-) -> dict[str, Any]:
+) -> Json:
     from remask.data.batches import open_batches
     from remask.model.store import model_files
     from remask.objectives import Pretraining
@@ -113,7 +117,7 @@ def _run(
                 network.settings,
                 network.head_settings,
                 prepared / "tokenizer",
-                lora=run.lora if run.learn == "lora" else None,
+                updates=run.lora if run.learn == "lora" else None,
             ),
             evaluate=evaluate,
             allow_change=allow_change,
@@ -133,7 +137,7 @@ def _run(
             "checkpoint": str(result.checkpoint),
             "metrics": dict(result.metrics),
             "seconds": round(time.monotonic() - started, 1),
-            **{name: result.metrics[f"eval/{name}"] for name in ("loss", "perplexity", "accuracy", "bits_per_byte")},
+            **{name: result.metrics[f"eval/{name}"] for name in MEASURES if f"eval/{name}" in result.metrics},
         }
         if world.is_first:
             write_json(out / "run.json", {**record, "result": values})
@@ -141,13 +145,16 @@ def _run(
         return {**values, "unigram_nats": unigram_nats, "parameters": numbers["parameters"]}
 
 
-def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> Json:
     """What must not change between a start and a resume. Paths may: what they hold has fingerprints. Trackers may.
     What came later and is not used is left out, so that runs of an earlier version go on."""
     config = dump(run)
     del config["prepared"], config["validation"], config["train"]["trackers"]
     if run.learn == "all":
         del config["learn"], config["lora"]
+    for name in ("bottleneck_size", "prefix_length"):
+        if not config["model"][name]:
+            del config["model"][name]
     if not run.data.evaluation.sources:
         del config["data"]["evaluation"]["sources"]
     if run.validation is not None:
@@ -155,7 +162,7 @@ def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> dict[str, An
     return {**config, "fingerprints": {"data": data, "tokenizer": tokenizer.fingerprint}}
 
 
-def _machine() -> dict[str, Any]:
+def _machine() -> Json:
     import torch
 
     return {

@@ -18,28 +18,30 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 import remask
+from remask.schema import Json
 from remask.serve.api_page import api_page
 from remask.serve.catalog import Entry, split_id
-from remask.serve.guard import Guard, RefusedError, error_body
+from remask.serve.client_paths import add_client_paths
+from remask.serve.guard import Guard, RefusedError, error_body, is_guarded
 from remask.serve.metrics import CONTENT_TYPE, Metrics
 from remask.serve.queue import Job, OverloadedError, TooMuchError
 from remask.serve.request_log import KEY
-from remask.serve.schemas import MAX_INPUTS, TASKS, Asked, ErrorOut, ModelsOut, StateOut
+from remask.serve.schemas import MAX_INPUTS, TASKS, Asked, ErrorOut, MapOut, ModelsOut, StateOut
 from remask.serve.supervisor import EngineError, Supervisor
 
 _STATUS = {
-    "text_too_long": 422, "no_mask": 422, "bad_target": 422, "cannot": 422, "bad_input": 422, "too_much": 422,
-    "unknown_model": 404, "unavailable": 503, "internal": 500,
+    "text_too_long": 422, "no_mask": 422, "bad_target": 422, "bad_prompt": 422, "cannot": 422, "bad_input": 422,
+    "too_much": 422, "unknown_model": 404, "unavailable": 503, "internal": 500,
 }  # fmt: skip
 _CODES = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
-_FIELDS = {"bad_target": "targets", "unknown_model": "model", "cannot": "model"}
+_FIELDS = {"bad_target": "targets", "bad_prompt": "patterns", "unknown_model": "model", "cannot": "model"}
 _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml", ".png": "image/png", ".ico": "image/x-icon", ".json": "application/json",
 }  # fmt: skip
 _RETRY_S = 2  # about how long a new engine takes
 
-_SAID: dict[int | str, dict[str, Any]] = {
+_SAID: dict[int | str, Json] = {
     400: {"description": "Not JSON, or a broken head"}, 401: {"description": "Without the token"},
     404: {"description": "No such model or path"}, 405: {"description": "Another method"},
     408: {"description": "The body did not come in time"}, 413: {"description": "Over 2,000,000 bytes"},
@@ -48,8 +50,8 @@ _SAID: dict[int | str, dict[str, Any]] = {
     500: {"description": "A fault of the server"}, 503: {"description": "The engine is started again (Retry-After)"},
     504: {"description": "Not answered in time"},
 }  # fmt: skip
-ERRORS: dict[int | str, dict[str, Any]] = {status: {**said, "model": ErrorOut} for status, said in _SAID.items()}
-_PLAIN_ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, Json] = {status: {**said, "model": ErrorOut} for status, said in _SAID.items()}
+_PLAIN_ERRORS: dict[int | str, Json] = {
     status: said for status, said in ERRORS.items() if status in (400, 401, 404, 405, 413, 421)
 }
 
@@ -62,7 +64,7 @@ class Service:
         self.entries = {entry.id: entry for entry in entries}
         self.draining = False
 
-    def models(self) -> list[dict[str, Any]]:
+    def models(self) -> list[Json]:
         """What /v1/models says."""
         found = []
         for number, entry in enumerate(self.entries.values()):
@@ -85,6 +87,15 @@ class Service:
 
     async def answer(self, task: str, asked: Asked, request: Request) -> Response:
         """One request from its checked body to its answer."""
+        said = await self.ask(task, asked, request)
+        if isinstance(said, Response):
+            return said
+        name, parts = said
+        body = b'{"model":"' + name.encode() + b'","outputs":[' + b",".join(parts) + b"]}"
+        return Response(body, media_type="application/json")
+
+    async def ask(self, task: str, asked: Asked, request: Request) -> tuple[str, list[bytes]] | Response:
+        """The model that answered and the JSON of each answer; or what to say instead."""
         try:
             job = self._job(task, asked)
             if (line := request.scope.get(KEY)) is not None:  # there is a request log
@@ -104,8 +115,19 @@ class Service:
             return error_response(504, "timeout", f"not answered within {self.engine.settings.timeout_s:g} s")
         if parts is None:
             return Response(status_code=499)  # nobody reads it
-        body = b'{"model":"' + job.model.encode() + b'","outputs":[' + b",".join(parts) + b"]}"
-        return Response(body, media_type="application/json")
+        return job.model, parts
+
+    def map_of(self, name: str | None) -> bytes | None:
+        """The map of an index, by its id (none: of the first index); None: there is no such index."""
+        found = [one for one in self.entries if self.engine.facts[one]["index"] and name in (None, one)]
+        return (self.entries[found[0]].folder / "map.json").read_bytes() if found else None
+
+    def counted(self, task: str, began: float, response: Response) -> Response:
+        """The same response, in the metrics."""
+        self.metrics.add("requests_total", task=task, status=str(response.status_code))
+        if response.status_code == 200:
+            self.metrics.observe(task, time.perf_counter() - began)
+        return response
 
     def _job(self, task: str, asked: Asked) -> Job:
         facts = self.engine.facts
@@ -176,6 +198,7 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
         app.post(path, summary=line, responses=responses, response_class=Response, operation_id=task.replace("-", "_"))(
             _handler(service, task, kind)
         )
+    add_client_paths(app, service, ERRORS)
     _add_state(app, service)
     _add_page(app)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -196,11 +219,7 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
 def _handler(service: Service, task: str, kind: type[Asked]) -> Callable[..., Awaitable[Response]]:
     async def handler(body: Asked, request: Request) -> Response:
         began = time.perf_counter()
-        response = await service.answer(task, body, request)
-        service.metrics.add("requests_total", task=task, status=str(response.status_code))
-        if response.status_code == 200:
-            service.metrics.observe(task, time.perf_counter() - began)
-        return response
+        return service.counted(task, began, await service.answer(task, body, request))
 
     handler.__annotations__["body"] = kind  # what FastAPI reads
     return handler
@@ -211,13 +230,21 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", response_model=ModelsOut, responses=_PLAIN_ERRORS)
     def models() -> Any:
-        return {"models": service.models()}
+        return {"models": service.models(), "data": [{"id": name} for name in service.entries]}
+
+    @app.get("/v1/map", responses={200: {"model": MapOut}, **_PLAIN_ERRORS}, response_class=Response)
+    def collection_map(model: str | None = None) -> Response:
+        """A sample of an index's passages as points of a map."""
+        found = service.map_of(model)
+        if found is None:
+            return error_response(404, "unknown_model", "no index of that id; GET /v1/models lists them", "model")
+        return Response(found, media_type="application/json")
 
     def state(status: str, well: bool) -> Response:
         body = StateOut(status=status, restarts=engine.restarts).model_dump_json()
         return Response(body, 200 if well else 503, media_type="application/json")
 
-    said: dict[int | str, dict[str, Any]] = {200: {"model": StateOut}, 503: {"model": StateOut}, **_PLAIN_ERRORS}
+    said: dict[int | str, Json] = {200: {"model": StateOut}, 503: {"model": StateOut}, **_PLAIN_ERRORS}
 
     @app.get("/health", responses=said, response_class=Response)
     async def health() -> Response:
@@ -237,7 +264,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
             return state("overloaded", False)
         return state("ready", True)
 
-    texts: dict[int | str, dict[str, Any]] = {
+    texts: dict[int | str, Json] = {
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
         **_PLAIN_ERRORS,
     }
@@ -284,8 +311,8 @@ def _document_token(app: FastAPI) -> None:
     document = app.openapi()
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for path, methods in document["paths"].items():
-        if path.startswith("/v1/") or path == "/metrics":
-            for operation in methods.values():
+        for method, operation in methods.items():
+            if is_guarded(method.upper(), path):
                 operation["security"] = [{"token": []}]
 
 
@@ -306,7 +333,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     said = wrong["msg"][:1].lower() + wrong["msg"][1:200]
     if field == "inputs":
         number = next((f"[{part}]" for part in wrong["loc"] if isinstance(part, int)), "")
-        kind = TASKS[request.url.path.rpartition("/")[2]][0]
+        kind = TASKS.get(request.url.path.rpartition("/")[2], (Asked,))[0]
         said = f"{number}: {said}; send {kind.one_input}, or a list of 1 to {MAX_INPUTS} such"
         return error_response(422, "invalid", f"inputs{said}", field)
     return error_response(422, "invalid", f"{field or 'the body'}: {said}", field)

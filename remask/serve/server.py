@@ -22,6 +22,7 @@ import uvicorn
 from remask import signals
 from remask.answer.settings import Int8Settings
 from remask.errors import UnavailableError, UsageError
+from remask.schema import Json
 from remask.serve import worker
 from remask.serve.app import Service, build_app
 from remask.serve.catalog import Entry
@@ -86,7 +87,7 @@ def serve(
     int8: Int8Settings,
     device: str,
     choose_precision: Callable[[str, str], str],
-    on_ready: Callable[[str, list[dict[str, Any]]], None],
+    on_ready: Callable[[str, list[Json]], None],
     say: Callable[[str], None],
     request_log: str | None = None,
     log_texts: bool = False,

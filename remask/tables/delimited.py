@@ -85,7 +85,8 @@ def delimited_records(
     never closed is a fault; else it is text. `on_delimiter` hears of one that was guessed."""
     quoted = kind == "csv" if form.quoted is None else form.quoted
     usual = "," if kind == "csv" else "\t"
-    first = list(itertools.islice(lines, _SAMPLE_LINES))
+    # A stream, whose delimiter is given, must not wait for a sample.
+    first = list(itertools.islice(lines, _SAMPLE_LINES if form.delimiter is None else 0))
     lines = itertools.chain(first, lines)
     delimiter = form.delimiter
     if delimiter is None:
@@ -183,8 +184,8 @@ def guess_delimiter(sample: Sequence[str], usual: str, quoted: bool) -> str:
         return [len(row) for row in (rows[:-1] if len(sample) == _SAMPLE_LINES else rows)]
 
     def fits(delimiter: str) -> int:
-        found = widths(delimiter)
-        return found[0] if found and len(set(found)) == 1 and found[0] > 1 else 0
+        columns = widths(delimiter)
+        return columns[0] if columns and len(set(columns)) == 1 and columns[0] > 1 else 0
 
     if fits(usual):
         return usual

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remask.errors import ConfigError, DataError
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.tables import Cells, is_saved_dataset
 from remask.tasks import ranking
+from remask.tasks.clue import read_chid
 from remask.tasks.glue import cut_by_group, read_glue_file
 from remask.tasks.kind import (
     Heads,
@@ -27,6 +28,7 @@ from remask.tasks.kind import (
     TaskLoss,
     TaskSource,
     cut_note,
+    divergence,
     log_of,
     most_frequent,
     rounded,
@@ -59,6 +61,8 @@ class Choices(TaskKind[ChoiceQuestion]):
     # ------------------------------------------------------------------------------------------------ reading
 
     def open(self, source: TaskSource) -> Problem[ChoiceQuestion]:
+        if source.task == "clue:chid":
+            return self._open_chid(source)
         if source.task in TASKS and source.task != "race":
             return self._open_rankings(source)
         if source.train is not None and source.dev is None and source.folder is None:
@@ -73,6 +77,16 @@ class Choices(TaskKind[ChoiceQuestion]):
             raise ConfigError(f"task {source.task} needs its files: --data FOLDER, or --train FILE (and --dev FILE)")
         train, dev = (read_choices(paths, source.table) for paths in (train_paths, dev_paths))
         return Problem(source.task, self, (), self.metric, train, dev)
+
+    def _open_chid(self, source: TaskSource) -> Problem[ChoiceQuestion]:
+        train_file, dev_file = source.files()
+        train, notes = read_chid(train_file), []
+        if dev_file is None:
+            train, dev = cut_by_group(train, lambda q: q.question, train_file)
+            notes.append(cut_note(train_file, "by passage"))
+        else:
+            dev = read_chid(dev_file)
+        return Problem(source.task, self, (), self.metric, train, dev, tuple(notes))
 
     def _open_rankings(self, source: TaskSource) -> Problem[ChoiceQuestion]:
         """QNLI's candidates and WSC's phrases, two by two."""
@@ -98,14 +112,16 @@ class Choices(TaskKind[ChoiceQuestion]):
             if not train or not dev:
                 raise DataError(f"task {task}: no question has two candidates to compare")
         notes += [f"{count:,} {text}" for count, text in zip((untrained, unscored), words, strict=True) if count]
-        facts = {"dropped": {"nothing to rank": untrained + unscored}}
-        return Problem(task, self, (), self.metric, train, dev, tuple(notes), facts)
+        counts = {"dropped": {"nothing to rank": untrained + unscored}}
+        return Problem(task, self, (), self.metric, train, dev, tuple(notes), counts)
 
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
     ) -> Labelled[ChoiceQuestion]:
         if task not in TASKS or task == "race":
             return Labelled(read_choices([path], table))
+        if task == "clue:chid":
+            return Labelled(read_chid(path))
         if task == "wsc":
             questions, unscored = ranking.read_wsc(path, training=False)
         else:
@@ -178,6 +194,10 @@ class Choices(TaskKind[ChoiceQuestion]):
             total = F.cross_entropy(logits_QC, labels_Q, reduction="sum")
         return {"task": total}, (logits_QC.argmax(-1) == labels_Q).sum()
 
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        assert batch.labels is not None
+        return divergence(*(logits.view(batch.labels.shape[0], -1) for logits in (one, other))).sum()
+
     # ------------------------------------------------------------------------------------------- rows, answers
 
     def alike(self, items: Sequence[ChoiceQuestion]) -> list[list[int]]:
@@ -232,7 +252,7 @@ class Choices(TaskKind[ChoiceQuestion]):
         probs_QC = self._probabilities(outputs, items)
         return [Choice(int(probs.argmax()), tuple(probs.tolist())) for probs in probs_QC]
 
-    def named(self, answer: Choice, item: ChoiceQuestion) -> dict[str, Any]:
+    def named(self, answer: Choice, item: ChoiceQuestion) -> Json:
         chosen = answer.index
         return {"prediction": item.options[chosen], "choice": chosen, "score": rounded(answer.scores[chosen])}
 
@@ -242,7 +262,7 @@ class Choices(TaskKind[ChoiceQuestion]):
 
     def _score(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ChoiceQuestion], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    ) -> Json:
         probs_QC, truth = self._probabilities(outputs, items), np.array([q.answer for q in items])
         chosen = probs_QC.argmax(1)
         mistakes = [

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from remask.errors import ConfigError, DataError, MissingInputError
-from remask.schema import Batch
+from remask.schema import Batch, Json, Values
 from remask.tables import Cells, OnBad, OnNote, read_cells
 from remask.tasks.glue import find_file
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows
-from remask.tasks.settings import LossSettings, RowSettings, TableSettings
+from remask.tasks.settings import LossSettings, PromptSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
 from remask.tokenizer import Tokenizer
 
@@ -74,6 +74,7 @@ class TaskSource:
     train: Path | None = None
     dev: Path | None = None
     folder: Path | None = None
+    prompt: PromptSettings = field(default_factory=PromptSettings)  # for kinds that ask by patterns and words
 
     def files(self) -> tuple[Path, Path | None]:
         """The file to train on and the one to score, which may be missing where the first was given."""
@@ -96,7 +97,7 @@ class Problem(Generic[ItemT]):
     train: Sequence[ItemT]
     dev: Sequence[ItemT]
     notes: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Labelled(Generic[ItemT]):
 
     items: Sequence[ItemT]
     notes: Sequence[str] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,20 @@ class TaskKind(ABC, Generic[ItemT]):
     def text(self, item: ItemT) -> str:
         """The item for a reader."""
 
+    # ---------------------------------------------------------------------------------------- settings of its own
+
+    def bound(self, tokenizer: Tokenizer, labels: Sequence[str]) -> TaskKind[ItemT]:
+        """The kind for one vocabulary, where it depends on that."""
+        return self
+
+    def stored(self) -> dict[str, Any]:
+        """What task.json must hold for this kind to be the same again."""
+        return {}
+
+    def restored(self, values: Mapping[str, Any]) -> TaskKind[ItemT]:
+        """The kind as `stored` wrote it."""
+        return self
+
     # ------------------------------------------------------------------------------------------------ network
 
     @abstractmethod
@@ -190,13 +205,17 @@ class TaskKind(ABC, Generic[ItemT]):
         """How many named labels a head of this kind has."""
         return 0
 
-    def positions(self, network: Any, batch: Batch) -> np.ndarray | None:
+    def positions(self, network: Any, batch: Batch) -> np.ndarray | torch.Tensor | None:
         """Flat positions of the states that the head reads; None: all of them."""
         return network.first_positions(batch)
 
     @abstractmethod
     def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
         """What the head says: B x C, B x S x C or B."""
+
+    def graph_outputs(self, named: Mapping[str, Array], batch: Batch) -> Array:
+        """What an exported graph says about a batch of arrays, as `logits` would say it."""
+        return named["logits"]
 
     def plan_loss(self, problem: Problem[ItemT], settings: LossSettings, heads: Heads) -> TaskLoss:
         """The loss that the settings ask for; what this kind does not have is refused."""
@@ -217,6 +236,10 @@ class TaskKind(ABC, Generic[ItemT]):
     def loss(self, logits: torch.Tensor, batch: Batch, plan: TaskLoss) -> tuple[Sums, torch.Tensor | None]:
         """Sums by part (`task`, …), and how many were right (None: that is no question here)."""
 
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """How far apart two passes over a batch are, summed over what `counts` counts as `task`."""
+        raise ConfigError(f"loss.consistency: is not for tasks of the kind {self.name}")
+
     # ------------------------------------------------------------------------------------------- rows, answers
 
     @abstractmethod
@@ -230,9 +253,7 @@ class TaskKind(ABC, Generic[ItemT]):
         """Numbers of the items that can be encoded together."""
         return [list(range(len(items)))] if items else []
 
-    def score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]) -> Json:
         """`metrics` by name, the tables behind them, and the mistakes that tell most under `worst`."""
         broken = sum(not np.isfinite(output).all() for output in outputs)
         if broken:
@@ -240,9 +261,7 @@ class TaskKind(ABC, Generic[ItemT]):
         return self._score(outputs, rows, items, labels)
 
     @abstractmethod
-    def _score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]
-    ) -> dict[str, Any]: ...
+    def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]) -> Json: ...
 
     def example_values(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...], metric: str
@@ -257,7 +276,7 @@ class TaskKind(ABC, Generic[ItemT]):
         """What each item is answered. `refuses`: the model may say that there is no answer."""
 
     @abstractmethod
-    def named(self, answer: Any, item: ItemT) -> dict[str, Any]:
+    def named(self, answer: Any, item: ItemT) -> Json:
         """An answer as the columns of a file."""
 
     @abstractmethod
@@ -268,7 +287,7 @@ class TaskKind(ABC, Generic[ItemT]):
         """Metrics of always giving the most frequent answer of the training items, where there is one."""
         return {}
 
-    def worst(self, rows: Sequence[tuple[int, str, str, float]], items: Sequence[ItemT], by: str) -> dict[str, Any]:
+    def worst(self, rows: Sequence[tuple[int, str, str, float]], items: Sequence[ItemT], by: str) -> Json:
         """The mistakes that tell most, for results.json and the report, from (item, what is true, what was said, how
         bad); `by` says what the last is."""
         records = [
@@ -293,6 +312,18 @@ def surest_mistakes(probs_NC: Array, truth_N: Array) -> list[int]:
     """Numbers of the wrong choices, the surest first."""
     wrong = np.flatnonzero(probs_NC.argmax(1) != truth_N)
     return [int(i) for i in wrong[np.argsort(-probs_NC.max(1)[wrong], kind="stable")][:NUM_WORST]]
+
+
+def divergence(one: torch.Tensor, other: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of the Kullback-Leibler divergences both ways between softmaxes over the last axis, of which `hidden`
+    places do not count."""
+    if hidden is not None:
+        one, other = one.masked_fill(hidden, float("-inf")), other.masked_fill(hidden, float("-inf"))
+    log_one, log_other = one.log_softmax(-1), other.log_softmax(-1)
+    logs = log_one - log_other
+    if hidden is not None:
+        logs = logs.masked_fill(hidden, 0.0)
+    return 0.5 * ((log_one.exp() - log_other.exp()) * logs).sum(-1)
 
 
 def softmax(logits_RC: Array) -> Array:

@@ -11,8 +11,8 @@ import contextlib
 import difflib
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,21 +24,24 @@ from remask.tables import unchanged
 from remask.tasks.choices import Choices
 from remask.tasks.glue import find_file
 from remask.tasks.kind import Heads, Problem, TaskKind, TaskSource
+from remask.tasks.prompts import Prompt
 from remask.tasks.race import race_paths
 from remask.tasks.settings import RowSettings, TableSettings
-from remask.tasks.spans import Spans
+from remask.tasks.spans import CharacterSpans, Spans
 from remask.tasks.specs import TASKS
 from remask.tasks.tags import Tags
 from remask.tasks.texts import Classify, MultiLabel, Regress
+from remask.tokenizer import Tokenizer
 
 TASK_JSON = "task.json"
 KINDS: dict[str, TaskKind] = {
-    kind.name: kind for kind in (Classify(), Regress(), MultiLabel(), Tags(), Spans(), Choices())
+    kind.name: kind
+    for kind in (Classify(), Regress(), MultiLabel(), Prompt(), Tags(), Spans(), CharacterSpans(), Choices())
 }
 # The user's own files: the name of a task -> its kind.
 OWN_TASKS = {
     "classify": "classify", "regress": "regress", "multilabel": "multilabel", "pair": "classify", "ner": "tags",
-    "qa": "spans", "choice": "choice",
+    "qa": "spans", "choice": "choice", "prompt": "prompt",
 }  # fmt: skip
 
 
@@ -131,6 +134,7 @@ class StoredTask:
     metric: str
     table: TableSettings
     rows: RowSettings
+    prompts: Mapping[str, str] = field(default_factory=dict)  # name -> what stands before a text, see Model.embed
 
     def to_json(self) -> bytes:
         values = {
@@ -140,6 +144,8 @@ class StoredTask:
             "metric": self.metric,
             "table": dump(self.table),
             "rows": dump(self.rows),
+            **({"prompts": dict(self.prompts)} if self.prompts else {}),
+            **({"own": own} if (own := self.kind.stored()) else {}),
         }
         return json.dumps(values, indent=1, ensure_ascii=False).encode()
 
@@ -151,13 +157,18 @@ class StoredTask:
             return None
         try:
             known = json.loads(path.read_bytes())
-            kind = KINDS[known["kind"]]
+            kind = KINDS[known["kind"]].restored(known.get("own", {}))
             table = TableSettings.model_validate_json(json.dumps(known["table"]))
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
             labels, metric = tuple(known["labels"]), known.get("metric", kind.metric)
-            return cls(known["task"], kind, labels, metric, table, rows)
+            prompts = checked_prompts(known.get("prompts", {}))
+            return cls(known["task"], kind, labels, metric, table, rows, prompts)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
+
+    def bound(self, tokenizer: Tokenizer) -> StoredTask:
+        """The task for one vocabulary."""
+        return replace(self, kind=self.kind.bound(tokenizer, self.labels))
 
     @classmethod
     def by_heads(cls, kind: TaskKind, heads: Heads, labels: tuple[str, ...] | None) -> StoredTask:
@@ -180,6 +191,13 @@ class StoredTask:
         problem = _with_fewer(problem, "dev", max_dev, "scored on")
         baseline = self.kind.baseline(problem.dev, problem.dev, self.labels)
         return replace(problem, facts={"test": len(problem.dev), **problem.facts, "baseline": baseline})
+
+
+def checked_prompts(values: object) -> dict[str, str]:
+    """Prompts by name as a file has them; ValueError where they are something else."""
+    if not isinstance(values, Mapping) or not all(isinstance(v, str) for pair in values.items() for v in pair):
+        raise ValueError("prompts must be texts by name")
+    return dict(values)
 
 
 def check_same_labels(problem: Problem, labels: Sequence[str]) -> None:

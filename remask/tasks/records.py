@@ -88,7 +88,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokenized:
     """The tokens of a text without special ones, and the characters [start, end) that each stands for."""
 
     ids: tuple[int, ...]

@@ -6,10 +6,14 @@ Not here: the recipe (train/settings) and what each named task is (specs).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
+
+from pydantic import model_validator
 
 from remask.config import Config, setting, switch
+from remask.errors import ConfigError
 from remask.tables.form import ColumnName, TableForm
+from remask.tasks.patterns import TEXT2, check_pattern
 
 
 class TableSettings(TableForm):
@@ -53,6 +57,48 @@ class RowSettings(Config):
     )  # fmt: skip
 
 
+class PromptSettings(Config):
+    """A text in a sentence with a mask, and the words that mean each label (tasks.prompts)."""
+
+    patterns: tuple[str, ...] = setting(
+        (), "sentences with {text}, for pairs also {text2}, and one <mask>; several are averaged"
+    )
+    words: dict[str, tuple[str, ...]] = setting({}, "for each label the words that mean it in the place of the mask")
+    calibrate: bool = switch(
+        True, "scores of words are taken against those around an empty text, so that frequent words do not win by that",
+        effect="math",
+    )  # fmt: skip
+    search_words: int = setting(
+        0, "words for each label that are looked for in the training data, beside `words`", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for pattern in self.patterns:
+            check_pattern(pattern)
+        if self.words and len(self.words) < 2:
+            raise ValueError(f"words: only one label, {next(iter(self.words))!r}; give words for at least two")
+        owner: dict[str, str] = {}
+        for label, words in self.words.items():
+            if not words or not all(word.strip() for word in words):
+                raise ValueError(f"words: the label {label!r} has an empty word or none")
+            for word in words:
+                if owner.setdefault(word, label) != label:
+                    raise ValueError(f"words: {word!r} is given for {owner[word]!r} and for {label!r}")
+        return self
+
+    @property
+    def takes_pairs(self) -> bool:
+        return any(TEXT2 in pattern for pattern in self.patterns)
+
+    def check_pair(self, text2: str | None) -> None:
+        """Columns and patterns must speak of the same texts."""
+        if self.takes_pairs and text2 is None:
+            raise ConfigError("pattern: has {text2}, but no column is named for it: --text2 COL")
+        if text2 is not None and not all(TEXT2 in pattern for pattern in self.patterns):
+            raise ConfigError(f"--text2 {text2}: a pattern has no {{text2}} where this text would go")
+
+
 class LossSettings(Config):
     """What fine-tuning minimises, where there is a choice."""
 
@@ -63,6 +109,23 @@ class LossSettings(Config):
         "softmax", "several choices: cross entropy over them, or a margin between the right one and each other",
         effect="math",
     )  # fmt: skip
+    consistency: float = switch(
+        0.0, "weight of the difference between two passes with other dropout (R-Drop, arXiv 2106.14448); 0: one pass",
+        effect="math", samples=[1.0], ge=0,
+    )  # fmt: skip
+    adversarial: int = switch(
+        0, "further passes over embeddings that were moved to raise the loss (as in FreeLB, arXiv 1909.11764); 0: none",
+        effect="math", samples=[1, 2], ge=0,
+    )  # fmt: skip
+    adversarial_step: float = switch(
+        0.05, "how far each such pass moves a text's embeddings further, as a share of their norm", effect="math",
+        samples=[0.2], gt=0,
+    )  # fmt: skip
+
+    @property
+    def num_passes(self) -> int:
+        """Forward and backward passes over every batch."""
+        return 1 + self.adversarial + bool(self.consistency)
 
 
 class TaskBatchSettings(Config):

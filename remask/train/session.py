@@ -26,7 +26,7 @@ from remask.precision import Precision, choose_device, choose_precision, product
 from remask.schema import Batch, Loss
 from remask.train import checkpoint, slices
 from remask.train.distributed import World, peers
-from remask.train.guard import Guard
+from remask.train.guard import StepGuard
 from remask.train.job import Evaluate, Evaluation, Job
 from remask.train.narrow import NarrowWeights
 from remask.train.optim import Average, Optimizer, lr_fraction
@@ -69,8 +69,9 @@ class Session:
         self.optimizer = Optimizer(self.model, job.settings, self.shards)
         whole = [] if self._gathered is not None else _backward_order(self.model)
         self._sums = GradientSums(world if whole else World(), whole)
+        self._after_update = _listeners(self.model)
         self._average = Average(self.model, job.settings.ema_decay) if job.settings.ema_decay else None
-        self.guard = Guard(job.settings.spike_sigmas)
+        self.guard = StepGuard(job.settings.spike_sigmas)
         self.step = 0
         self.learning_rate = 0.0
         self._metric_names: set[str] = set()
@@ -207,6 +208,8 @@ class Session:
             torch._foreach_mul_(self.optimizer.gradients, clip / (step.grad_norm + 1e-6))
         self.learning_rate = self.settings.learning_rate * lr_fraction(self.settings, self.step + 1, num_steps)
         self.optimizer.step(self.learning_rate)
+        for after_update in self._after_update:
+            after_update(self.step + 1, num_steps)
         if self._average is not None:
             self._average.update(self.model, self.step + 1)
 
@@ -320,6 +323,12 @@ def _detached(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.detach().float() if value.device.type == "mps" else value.detach().double()
+
+
+def _listeners(model: nn.Module) -> list[Callable[[int, int], None]]:
+    """Parts that change themselves as they learn (AdaLoRA), called with the step and the number of steps."""
+    parts: list[Any] = [part for part in model.modules() if hasattr(part, "after_update")]
+    return [part.after_update for part in parts]
 
 
 def _check_divisible(settings: TrainSettings) -> None:

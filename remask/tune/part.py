@@ -18,8 +18,9 @@ from remask import artifacts
 from remask.config import fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
-from remask.tasks.kind import Problem, TaskSource
-from remask.tasks.kinds import TASK_JSON, StoredTask, open_problem
+from remask.tasks.kind import Problem
+from remask.tasks.kinds import TASK_JSON, StoredTask
+from remask.tune.examples import opened
 from remask.tune.settings import FinetuneRun, TaskFiles
 from remask.tune.units import Units
 
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from remask.tasks.rows import Rows
     from remask.tasks.settings import LossSettings
     from remask.tokenizer import Tokenizer
+
+
+BESIDE = ("bottleneck", "prefix")  # what `learn` puts beside the encoder for good: nothing can absorb it
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,14 @@ class Part:
     def objective(self, seed: int, network: Network, loss: LossSettings) -> TaskObjective:
         from remask.task_objectives import TaskObjective
 
-        kind = self.problem.kind
-        return TaskObjective(kind, seed, kind.plan_loss(self.problem, loss, network.head_settings))
+        kind, settings = self.problem.kind, network.settings
+        if loss.consistency and not (settings.dropout or settings.attention_dropout or settings.head_dropout):
+            raise ConfigError(
+                f"loss.consistency = {loss.consistency:g}: compares two dropouts, and this model has none; set dropout"
+            )
+        ration = network.encoder.ration
+        weight = 0.0 if ration is None else ration.settings.orthogonality
+        return TaskObjective(kind, seed, kind.plan_loss(self.problem, loss, network.head_settings), loss, weight)
 
     def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
         """Metrics on the dev rows, the tables behind them, and the value that chooses between models."""
@@ -110,12 +120,13 @@ def open_start(run: FinetuneRun) -> Start:
 
 def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progress, name: str = "") -> Part:
     """Read and encode a task. `files`: the run itself, or one of its several tasks, which is called `name`."""
-    source = TaskSource(
-        files.task, files.table, files.path(files.train_file), files.path(files.dev_file), files.path(files.data)
-    )
-    problem = open_problem(source, max_train=files.max_train, max_dev=files.max_dev)
+    problem = opened(files)
+    if problem.kind.name == "prompt":
+        from remask.tune.prompt import ready_problem
+
+        problem = ready_problem(problem, start.reader, files.rows, init_weights=run.init_weights)
     problem = replace(problem, notes=(*problem.notes, *_model_notes(run, start, problem)))
-    frame = start.reader.frame(files.rows)
+    frame = start.reader.frame(files.rows, model_settings(run, start.loaded.settings).max_length)
     train, dev = (
         problem.kind.encode(items, problem.labels, start.tokenizer, frame, files.rows)
         for items in (problem.train, problem.dev)
@@ -148,17 +159,14 @@ def head_settings(run: FinetuneRun, start: Start, problem: Problem) -> HeadSetti
 
 
 def _model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
-    """What to know about what learns: LoRA without a folder for peft, more top layers than there are."""
-    from remask.model.interop_config import no_class
+    """What to know about what learns: without a folder for peft, more top layers than there are."""
+    from remask.model.peft_files import no_peft
 
     settings = start.loaded.settings
     notes = []
-    if run.learn == "lora" and (reasons := no_class(settings, head_settings(run, start, problem))):
-        why = f"transformers has no class for this network ({', '.join(reasons)})"
-        notes.append(f"the model will have no adapter folder for peft: {why}")
-    top = run.train.trainable_top_layers
-    if top is not None and top > settings.num_layers:
-        notes.append(f"train.trainable_top_layers = {top}: the network has {settings.num_layers} layers, all learn")
+    if run.updates is not None or run.learn in BESIDE:
+        reasons = no_peft(model_settings(run, settings), head_settings(run, start, problem))
+        notes += [f"the model will have no adapter folder for peft: {reason}" for reason in reasons]
     return notes
 
 
@@ -175,7 +183,8 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     stored = start.reader.stored
     other_task = stored is not None and stored.name != part.problem.task  # classes 0 and 1 are no sign of the same
     if (loaded.labels or ()) != part.problem.labels or other_task:
-        network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
+        kept = HeadSettings(pooling=loaded.heads.pooling, masked_lm=heads.masked_lm and loaded.heads.masked_lm)
+        network = with_heads(network, kept, seed)  # another task's head goes
     keeps_numbers = part.units is not None and network.heads.classifier is not None
     network = with_heads(network, heads, seed, settings)
     if part.units is not None and keeps_numbers:
@@ -184,17 +193,43 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
 
 
 def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
-    """The model's own, with the run's dropout: a pretraining that reads nothing twice needs none, a small task does."""
-    if run.dropout is None:
-        return settings
-    names = ("dropout", "attention_dropout", "head_dropout")
-    return settings.model_copy(update=dict.fromkeys(names, run.dropout))
+    """The model's own, with the run's dropout (a pretraining that reads nothing twice needs none, a small task does)
+    and what `learn` puts beside the encoder."""
+    changes: dict[str, Any] = {}
+    if run.dropout is not None:
+        changes = dict.fromkeys(("dropout", "attention_dropout", "head_dropout"), run.dropout)
+    if run.learn == "bottleneck":
+        changes["bottleneck_size"] = run.bottleneck.size
+    if run.learn == "prefix":
+        changes |= _prefix_settings(run.prefix.length, settings)
+    if run.learn in BESIDE and (settings.bottleneck_size or settings.prefix_length):
+        raise ConfigError(f"learn: {run.learn}: {run.init} already has a bottleneck or a prefix; learn: all goes on")
+    return settings.model_copy(update=changes)
+
+
+def _prefix_settings(length: int, settings: ModelSettings) -> dict[str, Any]:
+    """The prefix takes the first positions, as in transformers and peft; the position table stays as it is."""
+    if settings.attention_kind != "full":
+        kind = settings.attention_kind
+        raise ConfigError(f"learn: prefix: needs a model whose tokens see everything; this one has {kind} attention")
+    if length + 8 > settings.max_length:
+        raise ConfigError(
+            f"prefix.length = {length}: the model has {settings.max_length} positions, of which texts need some"
+        )
+    return {
+        "prefix_length": length,
+        "max_length": settings.max_length - length,
+        "position_offset": settings.position_offset + length,
+    }
 
 
 def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) -> None:
     """What `learn` says, in place; the top layers are the loop's own setting. Of the embeddings only the rows that the
-    tasks' training texts use learn (an averaged model, which is all rows, has them all)."""
-    if run.learn == "all" and run.train.ema_decay == 0.0:
+    tasks' training texts use learn (an averaged model, which is all rows, has them all; so has a masked-LM head, whose
+    output is the table)."""
+    parts = list(parts)
+    whole = run.train.ema_decay > 0.0 or any(part.problem.kind.head(part.problem).get("masked_lm") for part in parts)
+    if run.learn == "all" and not whole:
         import numpy as np
         import torch
 
@@ -204,22 +239,31 @@ def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) 
         learn_used_rows(encoder.embeddings, torch.from_numpy(np.concatenate(ids).astype(np.int64)))
     elif run.learn == "heads":
         encoder.requires_grad_(False)
-    elif run.learn == "lora":
-        from remask.model.adapters import add_lora
+    elif run.updates is not None:
+        from remask.model.adapters import add_updates
 
-        add_lora(encoder, run.lora, seed)
+        add_updates(encoder, run.updates, seed)
+    elif run.learn in BESIDE:
+        from remask.model.network import is_beside
+
+        for name, parameter in encoder.named_parameters():
+            is_norm = run.learn == "bottleneck" and name.rpartition(".")[0].endswith("norm")  # as in the paper
+            parameter.requires_grad_(is_norm or is_beside(name))
 
 
 def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start, part: Part) -> None:
-    """A finished model with its task: LoRA merged, and beside it under `adapter/` what peft loads over the start."""
-    from remask.model.adapters import ADAPTER, adapter_files, merged_network
+    """A finished model with its task: what can be merged is, and beside it under `adapter/` what peft loads over the
+    start."""
+    from remask.model.adapters import merged_network
+    from remask.model.peft_files import ADAPTER, adapter_files
     from remask.model.store import save_model
 
     extra = {f"tokenizer/{name}": data for name, data in start.tokenizer.files().items()}
     extra[TASK_JSON] = part.stored.to_json()
     with nullcontext() if part.units is None else part.units.spoken_by(network):
-        if run.learn == "lora":
-            extra |= {f"{ADAPTER}/{name}": data for name, data in adapter_files(network, run.lora, run.init).items()}
+        if run.updates is not None or run.learn in BESIDE:
+            files = adapter_files(network, run.updates, run.init)
+            extra |= {f"{ADAPTER}/{name}": data for name, data in files.items()}
         save_model(
             folder, merged_network(network), None, part.problem.labels or None, inputs={"init": start.fingerprint},
             extra=extra, replace=True,

@@ -52,11 +52,13 @@ MAY_IMPORT = {
     "adaptation": GROUND
     | ANSWERING
     | {"text", "start", "objectives", "train", "preparation", "pretraining", "tune", "reports"},
-    "serve": GROUND | ANSWERING,
+    "finding": GROUND | ANSWERING | {"text", "reports"},
+    "serve": GROUND | ANSWERING | {"finding"},
+    "monitoring": GROUND | ANSWERING | {"reports"},
     "studies": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "reports"},
     "api": GROUND
     | ANSWERING
-    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
+    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "finding", "studies", "monitoring"},
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from remask.config import Switch, build_run, switches
 from remask.errors import DataError
+from remask.model.settings import AdaLoraSettings
 from remask.preparation import prepare
 from remask.pretraining.run import pretrain
 from remask.pretraining.settings import PretrainRun
@@ -122,6 +123,7 @@ def corpus(folder: Path) -> Path:
         "wrapped.txt": "\n".join(" ".join(line for line in lines[i : i + 1]) for i in range(30)),
         "near.txt": "\n".join(lines[:40]),
         "nearly.txt": "\n".join([*lines[:34], *lines[50:56]]),
+        "chinese.txt": "漢字與语言。臺灣的圖書館，北京的图书馆。",
         "copy.txt": story + "\nSecond document here, with  two  spaces and a tail.   \nIt goes\ton.\n",
         "long.txt": "\n".join(lines) * 3,
     }
@@ -208,7 +210,21 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "loss.class_weights": {"train_file": "skewed.jsonl"},
     "loss.choice": {"task": "choice", "rows.max_length": 64, "train_file": "choice.jsonl"},
     "temperature": {"tasks": ["train.jsonl", "skewed.jsonl"]},
+    "prompt.calibrate": {
+        "task": "prompt",
+        "prompt.patterns": ["{text} the <mask>."],
+        "prompt.words": {"a": ["fox"], "b": ["dog"]},
+    },
+    "unlabelled.min_score": {"unlabelled.file": "texts.jsonl", "unlabelled.min_score": 0.5005},
+    "loss.adversarial_step": {"loss.adversarial": 1},
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
+    **{
+        f"adalora.{name}": {"learn": "adalora", "adalora.start_rank": 6, "adalora.rank": 3, "adalora.every": 2}
+        for name in AdaLoraSettings.model_fields
+    },
+    "ia3.modules": {"learn": "ia3", "train.learning_rate": 0.05},
+    "bottleneck.size": {"learn": "bottleneck"},
+    "prefix.length": {"learn": "prefix"},
 }
 FINETUNE_SWITCHES = [one for one in switches(FinetuneRun) if not one.key.startswith("train.")]
 
@@ -235,7 +251,14 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
         (folder / f"{part}.json").write_text(json.dumps(squad))
     skewed = [{**row, "label": "ab"[i % 4 == 0]} for i, row in enumerate(rows)]
     choices = [{"question": "Who?", "options": ["a fox", f"dog {i}", "it"], "answer": i % 3} for i in range(24)]
-    files = {"train": rows, "bad": [*rows, {"text": "", "label": "a"}], "skewed": skewed, "choice": choices}
+    texts = [{"text": f"{'river' if i % 2 else 'lazy'} {i}"} for i in range(20)]
+    files = {
+        "texts": texts,
+        "train": rows,
+        "bad": [*rows, {"text": "", "label": "a"}],
+        "skewed": skewed,
+        "choice": choices,
+    }
     for name, lines in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -255,6 +278,8 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
                 for name, count in zip(several, (40, 10), strict=True)
             ]
         }
+    if unlabelled := settings.get("unlabelled.file"):
+        files["unlabelled.file"] = str(start / unlabelled)
     files["init"] = str(start / "model")
     run = build_run(FinetuneRun, options={**FINETUNE, **settings, **files}).run
     try:

@@ -7,7 +7,8 @@
 
 import { attention, headWeights } from "./attention.js";
 import { count, decimal, el, percent, quiet } from "./dom.js";
-import { answer, bars, candidate, entities, similarities, tokenCount, tokens } from "./views.js";
+import { collection, ranking } from "./search.js";
+import { answer, bars, candidate, entities, isPart, similarities, tokenCount, tokens } from "./views.js";
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 const words = (text) => text.split(",").map((word) => word.trim()).filter(Boolean);
@@ -33,29 +34,59 @@ const fillMask = {
     if (targets.length) return { inputs: values.text, top_k: Math.min(100, targets.length), targets };
     return { inputs: values.text, top_k: Math.max(1, Math.min(50, Math.round(Number(values.top)) || 8)) };
   },
-  peak: (found) => Math.max(...found.map((fill) => fill.score)),
-  show(found, _, { peak, model, body }) {
+  show(found, _, { model, body }) {
     const masks = body.inputs.split(model.mask_token).length - 1;
     const each = found.length / masks;
     const groups = range(masks).flatMap((number, i) => {
       const fills = found.slice(i * each, (i + 1) * each);
-      const table = bars(`For mask ${number}`, fills.map((fill) => row(candidate(fill.token_str), fill.score)), peak);
+      const table = bars(`For mask ${number}`, fills.map((fill) => row(candidate(fill.token_str), fill.score)));
       return masks > 1 ? [el("h4", {}, `Mask ${number}`), table] : [table];
     });
-    return el("div", {}, ...groups, note(`A full bar is ${percent(peak)}.`));
+    return el("div", {}, ...groups);
   },
-  say: (found) => `Likeliest: ${found[0].token_str.trim()}, ${percent(found[0].score)}`,
+  say(found) {
+    const best = found.find((fill) => !isPart(fill.token_str)) ?? found[0];
+    return `Likeliest: ${best.token_str.trim()}, ${percent(best.score)}`;
+  },
 };
 
 function showLabel({ label, score, scores, labels }) {
   if (label === null) return el("p", { class: "verdict" }, decimal(score)); // a regression: one number
   const rows = Object.entries(scores).map(([name, share]) => row(name, share, labels.includes(name)));
-  return bars("Classes", rows.sort((a, b) => b.value - a.value), 1);
+  return bars("Classes", rows.sort((a, b) => b.value - a.value));
 }
 
 function sayLabel({ label, score }) {
   return label === null ? decimal(score) : `${label}, ${percent(score)}`;
 }
+
+/** "positive = great, good" a line -> {positive: ["great", "good"]}; lines without a word are left out. */
+function labelWords(text) {
+  const pairs = lines(text).map((one) => [one.split("=")[0].trim(), words(one.split("=").slice(1).join("="))]);
+  return Object.fromEntries(pairs.filter(([label, said]) => label && said.length));
+}
+
+const prompt = {
+  name: "Prompt",
+  cuts: true,
+  fields: [
+    text("text", "Text", 3, "The delivery came early and everything works."),
+    text("patterns", "Patterns with {text} and <mask>, one a line", 2, "{text} All in all it was <mask>."),
+    text("words", "Words for each label, one label a line", 3, "positive = great, good\nnegative = bad, terrible"),
+  ],
+  request(values) {
+    const patterns = lines(values.patterns);
+    const said = labelWords(values.words);
+    if (!values.text.trim()) return wait("Write a text.");
+    if (!patterns.length || !patterns.every((one) => one.includes("{text}") && /<mask>|\[MASK\]/.test(one))) {
+      return wait("Write patterns that hold {text} and <mask>.");
+    }
+    if (Object.keys(said).length < 2) return wait("Write words for at least two labels: label = word, word");
+    return { inputs: values.text, patterns, words: said };
+  },
+  show: showLabel,
+  say: sayLabel,
+};
 
 const classify = {
   name: "Classify",
@@ -121,7 +152,7 @@ const choose = {
     return { inputs: { text: values.text, options, ...(question ? { question } : {}) } };
   },
   show({ index, scores }, _, { body }) {
-    return bars("Options", scores.map((share, i) => row(body.inputs.options[i], share, i === index)), 1);
+    return bars("Options", scores.map((share, i) => row(body.inputs.options[i], share, i === index)));
   },
   say: ({ index, scores }) => `Option ${index + 1}, ${percent(scores[index])}`,
 };
@@ -139,7 +170,7 @@ const rank = {
   show(found) {
     const rows = found.map((one) => ({ name: one.text, value: one.score, text: decimal(one.score) }));
     const meaning = note("Cosine of the embeddings; 1 is the same direction.");
-    return el("div", {}, bars("Texts, closest first", rows, 1), meaning);
+    return el("div", {}, bars("Texts, closest first", rows), meaning);
   },
   say: (found) => `Closest: ${found[0].text}`,
 };
@@ -202,14 +233,49 @@ const look = {
   show(found, values, { memory }) {
     const heads = found.attentions[Math.min(Number(values.layer), found.attentions.length) - 1];
     const view = attention(tokenList(found), headWeights(heads, values.head), memory);
-    return el("div", {}, view, note("Choose a token by pointer or arrow keys: shades and bars show what it looks at. "
+    return el("div", {}, view, note("Choose a token by pointer or arrow keys: bars show how much it looks at each; "
+      + "the strongest has the deepest shade. "
       + "In the map, rows look at columns."));
   },
   say: (found) => `${count(found.tokens.length, "token")}; choose one to see what it looks at`,
 };
 
+const search = {
+  name: "Search",
+  wide: true,
+  fields: [
+    line("query", "Look for", ""),
+    { key: "top", label: "Passages", kind: "number", min: 1, max: 100, start: "5" },
+    { ...choice("way", "Show", () => ["side by side", "both as one"]), start: "side by side" },
+  ],
+  request({ query, top }) {
+    if (!query.trim()) return wait("Write what to look for.");
+    const wanted = Math.max(1, Math.min(100, Math.round(Number(top)) || 5));
+    return { inputs: query, top_k: wanted, lists: true, point: true };
+  },
+  show(found, values, { body, model }) {
+    const one = (name, hits) => ranking(name, hits, body.inputs);
+    const lists = values.way === "both as one"
+      ? [one("Vectors and words as one", found.hits)]
+      : [one("By vectors", found.vectors), one("By words", found.words)];
+    const { passages, documents } = model.index;
+    return el(
+      "div",
+      {},
+      el("div", { class: lists.length > 1 ? "columns two" : "columns" }, ...lists),
+      el("h2", { class: "part" }, `Map of ${count(passages, "passage")} of ${count(documents, "document")}`),
+      collection(model.id, found),
+    );
+  },
+  say({ hits }) {
+    return hits.length ? `${count(hits.length, "passage")}, the first of ${hits[0].id}` : "Nothing found";
+  },
+};
+
 export const TASKS = {
-  "fill-mask": fillMask, classify, pairs, tag, answer: answerTask, choose, rank, embed, tokenize, attention: look,
+  search,
+  "fill-mask": fillMask, prompt, classify, pairs, tag, answer: answerTask, choose, rank, embed, tokenize,
+  attention: look,
 };
 
 /** The tasks that a model can do, in the order above. What a pair is, is shown only where a pair is what it takes. */

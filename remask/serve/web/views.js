@@ -3,11 +3,11 @@
 
 import { count, decimal, el, hidden, percent, visible, visibleBytes } from "./dom.js";
 
-/** Rows of {name, value, text}: a table whose bars are as long as value / peak. */
-export function bars(caption, rows, peak) {
+/** Rows of {name, value, text}: a table whose bars are as long as their value says, a share of 1. */
+export function bars(caption, rows) {
   const body = rows.map((row) => {
     const bar = el("span", { class: "bar" });
-    const share = peak > 0 ? Math.max(0, Math.min(1, row.value / peak)) : 0;
+    const share = Math.max(0, Math.min(1, row.value));
     bar.style.width = `${(100 * share).toFixed(2)}%`;
     const track = el("span", { class: "track", "aria-hidden": "true" }, bar);
     const name = Array.isArray(row.name) ? row.name : [row.name];
@@ -22,10 +22,18 @@ export function bars(caption, rows, peak) {
   return el("table", { class: "bars", "aria-label": caption }, el("tbody", {}, ...body));
 }
 
+// Scripts whose words are written without spaces: nothing in them is a piece of the word before it.
+const SCRIPTS = ["Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"];
+const SPACELESS = new RegExp(`^[${SCRIPTS.map((name) => `\\p{Script=${name}}`).join("")}]`, "u");
+
+/** Whether a token is no more than a part of a character, which nobody can read. */
+export const isPart = (text) => text.includes("\ufffd");
+
 /** A candidate for a mask: words as they are, pieces that join the word before them with a sign for that. */
 export function candidate(text) {
+  if (isPart(text)) return el("span", { class: "soft" }, "part of a character");
   if (text.startsWith(" ") && text.trim()) return visible(text.slice(1));
-  if (!/^\p{L}/u.test(text)) return visible(text);
+  if (!/^\p{L}/u.test(text) || SPACELESS.test(text)) return visible(text);
   return [el("span", { class: "sign", "aria-hidden": "true" }, "\u2026"), hidden("joined: "), text];
 }
 
@@ -64,7 +72,7 @@ export function entities(text, found) {
   const rows = found.map(({ text: name, label, score }) => (
     { name: `${name} (${label})`, value: score, text: percent(score) }
   ));
-  const list = el("details", {}, el("summary", {}, "How sure it is of each"), bars("Entities", rows, 1));
+  const list = el("details", {}, el("summary", {}, "How sure it is of each"), bars("Entities", rows));
   return el("div", {}, marked(text, found, kindOf), legend, list);
 }
 
