@@ -316,9 +316,39 @@ class Ffn(SubLayer):
         approximate = ACTIVATIONS[self.settings.activation]
         x_TF = self.up(x_TD)
         if self.settings.ffn == "plain":
+            if torch.is_grad_enabled() and type(self.down) is nn.Linear and not torch.compiler.is_compiling():
+                return _GeluLinear.apply(x_TF, self.down.weight, self.down.bias, approximate)
             return self.down(F.gelu(x_TF, approximate=approximate))
         x_TF, gate_TF = x_TF.chunk(2, dim=-1)
         return self.down(F.gelu(x_TF, approximate=approximate) * gate_TF)
+
+
+class _GeluLinear(torch.autograd.Function):
+    """linear(gelu(x)) that keeps x alone: GELU is computed once more in the backward pass, which costs little and saves
+    the largest tensor of a layer. The numbers are those of the two operations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TF: torch.Tensor, weight_DF: torch.Tensor, bias_D: torch.Tensor | None, approximate: str
+    ) -> torch.Tensor:
+        weight = weight_DF.to(x_TF.dtype)
+        ctx.save_for_backward(x_TF, weight)
+        ctx.approximate, ctx.dtype = approximate, weight_DF.dtype
+        bias = None if bias_D is None else bias_D.to(x_TF.dtype)
+        return F.linear(F.gelu(x_TF, approximate=approximate), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_TF, weight = ctx.saved_tensors
+        grad_TD = grads[0].to(x_TF.dtype)
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.ops.aten.gelu_backward(grad_TD @ weight, x_TF, approximate=ctx.approximate)
+        if ctx.needs_input_grad[1]:
+            grad_weight = (grad_TD.T @ F.gelu(x_TF, approximate=ctx.approximate)).to(ctx.dtype)
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad_TD.sum(0).to(ctx.dtype)
+        return grad_x, grad_weight, grad_bias, None
 
 
 @dataclass

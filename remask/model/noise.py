@@ -75,7 +75,7 @@ class Noise:
             return x_TD
         counts = [length * x_TD.shape[1] for length in lengths]
         dropped_TD = self.dropped(layer, site, prob, counts, x_TD.device).view_as(x_TD)
-        return _Drop.apply(x_TD, dropped_TD.to(torch.int16).sub_(1), keep_scale(prob))
+        return _Drop.apply(x_TD, dropped_TD.sub_(1), keep_scale(prob))
 
     def dropped_square(
         self, layer: int, prob: float, lengths: Sequence[int], num_heads: int, width: int | None, size: int, device: Any
@@ -116,7 +116,7 @@ def marked(values: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
 
 
 class _Drop(torch.autograd.Function):
-    """Zero where dropped, scaled elsewhere; saves two bytes a value."""
+    """Zero where dropped, scaled elsewhere; saves a byte a value."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:

@@ -100,6 +100,24 @@ def test_rows_laid_end_to_end_attend_as_padded_ones(form: str, causal: bool, wan
             torch.testing.assert_close(other, expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_an_ffn_that_forgets_its_gelu_has_the_same_gradients(activation: str, bias: bool) -> None:
+    ffn = a_network(activation=activation, bias=bias).encoder.ffns[0]
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for plain in (True, False):
+        x_TD = torch.randn(7, 16, generator=generator.manual_seed(0)).requires_grad_()
+        form = {"gelu": "none", "gelu_tanh": "tanh"}[activation]
+        y_TD = ffn.down(torch.nn.functional.gelu(ffn.up(x_TD), approximate=form)) if plain else ffn.both(x_TD)
+        ffn.zero_grad()
+        y_TD.square().sum().backward()
+        learning = [p.grad for name, p in ffn.named_parameters() if not name.startswith("norm")]
+        found.append([y_TD.detach(), x_TD.grad, *learning])
+    for expected, other in zip(*found, strict=True):
+        assert torch.equal(expected, other)
+
+
 WANTED = torch.tensor([12, 2, 3, 14 * 2 + 5])  # of rows of 14: in any order, and not of every row
 
 
