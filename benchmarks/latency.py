@@ -211,6 +211,7 @@ def quantise_onnx(folder: Path, tokenizer: Any) -> None:
     import logging
 
     import numpy as np
+    import onnx
     from onnxruntime.quantization import (
         CalibrationDataReader,
         QuantFormat,
@@ -218,7 +219,9 @@ def quantise_onnx(folder: Path, tokenizer: Any) -> None:
         quantize_dynamic,
         quantize_static,
     )
-    from onnxruntime.quantization.shape_inference import quant_pre_process
+    from onnxruntime.quantization.quant_utils import add_pre_process_metadata
+
+    from remask.exports.quantize import plain_products
 
     logging.disable(logging.WARNING)
     rows = [np.array([tokenizer.encode(text)], np.int64) for text in make_texts(tokenizer, mixed_lengths(16, 48))]
@@ -231,7 +234,10 @@ def quantise_onnx(folder: Path, tokenizer: Any) -> None:
             ids = next(self._rows, None)
             return None if ids is None else {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
-    quant_pre_process(folder / "model.onnx", folder / "prepared.onnx", skip_symbolic_shape=True)
+    model = onnx.load(folder / "model.onnx")
+    plain_products(model)  # the quantiser stumbles over turned weights
+    add_pre_process_metadata(model)
+    onnx.save(model, folder / "prepared.onnx")
     quantize_dynamic(
         folder / "prepared.onnx", folder / "model_dynamic.onnx", op_types_to_quantize=["MatMul", "Gemm"],
         per_channel=True, weight_type=QuantType.QInt8,
