@@ -200,16 +200,22 @@ def finetune(
     seeds: int | None = None,
     epochs: float | None = None,
     learn: str | None = None,
+    query: str | None = None,
+    positive: str | None = None,
+    negative: str | None = None,
+    unsupervised: StrPath | None = None,
+    distil: StrPath | None = None,
     settings: Settings | None = None,
     allow_change: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Teach a pretrained model a task of your own or of the papers.
 
-    `task`: classify, regress, multilabel, pair, ner, qa, choice, prompt, or a named one such as "glue:sst2". `init`:
-    the model to start from. `train`, `dev`: labelled files; without `dev` a fifth of `train` is set aside. `text`,
-    `text2`, `label`: columns. `data`: the folder of a named task's files, instead of `train` and `dev`. `pattern`,
-    `words`: for a prompt, see `Model.prompt`.
+    `task`: classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, or a named one such as "glue:sst2".
+    `init`: the model to start from. `train`, `dev`: labelled files; without `dev` a fifth of `train` is set aside.
+    `text`, `text2`, `label`: columns. `data`: the folder of a named task's files, instead of `train` and `dev`.
+    `pattern`, `words`: for a prompt, see `Model.prompt`. Of task retrieve: `query`, `positive`, `negative` are columns,
+    `unsupervised` is text to make pairs from in place of `train`, and `distil` a cross-encoder to learn from.
 
     The result has `metrics`, `spread` over the seeds, `notes`, and `model`, the folder of the best seed's model.
 
@@ -223,6 +229,8 @@ def finetune(
     keywords = {
         "task": task, "init": init, "train_file": train, "dev_file": dev, "data": data, "table.text": text,
         "table.text2": text2, "table.label": label, "seeds": seeds, "train.epochs": epochs, "learn": learn,
+        "table.query": query, "table.positive": positive, "table.negative": negative,
+        "retrieve.unsupervised": unsupervised, "retrieve.distil": distil,
         **_prompt(pattern, words),
     }  # fmt: skip
     recipe = recipe_of(task) if run is None else ()

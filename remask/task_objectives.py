@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from remask.schema import Batch, Loss, LossPart
+from remask.schema import Batch, Loss, LossPart, Objective
 from remask.tasks.kind import Sums, TaskKind, TaskLoss
+from remask.tasks.retrieve import PairTable, Retrieve, compare_pairs
 from remask.tasks.settings import LossSettings
 
 if TYPE_CHECKING:
@@ -147,12 +148,56 @@ def _moved(model: Any, by_TE: torch.Tensor | None) -> Iterator[None]:
         handle.remove()
 
 
+class PairObjective:
+    """schema.JointObjective of task retrieve: every query of a step chooses among all documents of the step."""
+
+    def __init__(self, kind: Retrieve, seed: int, table: PairTable) -> None:
+        self.kind, self.seed, self.table = kind, seed, table
+        margin = {} if table.margins_of_pair is None else {"margin": kind.settings.distil_weight}
+        self.weights: Mapping[str, float] = {"task": 1.0, **margin}
+
+    def counts(self, batch: Batch) -> Mapping[str, float]:
+        """Queries: rows below the number of pairs, see pair_batches."""
+        assert batch.example_ids_B is not None
+        return dict.fromkeys(self.weights, float((batch.example_ids_B < self.table.num_pairs).sum()))
+
+    def outputs(self, model: Any, batch: Batch, step: int | None) -> torch.Tensor:
+        return task_logits(model, self.kind, batch, _noise(self.seed, step, batch))
+
+    def compare(
+        self, model: Any, outputs_ND: torch.Tensor, example_ids_N: torch.Tensor, rank: int, num_ranks: int
+    ) -> Loss:
+        settings = self.kind.settings
+        scale = model.scale(settings.temperature)
+        ids_N = example_ids_N.cpu().numpy()
+        sums, right = compare_pairs(outputs_ND, ids_N, self.table, settings, scale, rank, num_ranks)
+        num_queries = int((ids_N < self.table.num_pairs).sum())
+        count = float(len(range(rank, num_queries, num_ranks)))
+        return Loss(
+            {name: LossPart(total, count) for name, total in sums.items()}, {"accuracy": LossPart(right, count)}
+        )
+
+    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+        """One batch as a step of its own."""
+        assert batch.example_ids_B is not None
+        return self.compare(model, self.outputs(model, batch, step).float(), batch.example_ids_B, 0, 1)
+
+
+def _noise(seed: int, step: int | None, batch: Batch) -> Any:
+    """Dropout of a training step; None in evaluation."""
+    if step is None:
+        return None
+    from remask.model.noise import Noise
+
+    return Noise(seed, step, batch.example_ids_B)
+
+
 class MixedObjective:
     """schema.Objective for several tasks over one encoder: every batch is of one task, whose loss it has.
 
     A part is named after its task, so that each is divided by its own count and shown by itself."""
 
-    def __init__(self, objectives: Mapping[str, TaskObjective]) -> None:
+    def __init__(self, objectives: Mapping[str, Objective]) -> None:
         self._objectives = objectives
         self.weights: Mapping[str, float] = {
             _named(task, part): weight

@@ -18,7 +18,7 @@ from torch import Tensor
 from remask.answer.prompting import empty_example, prompt_kind, with_priors
 from remask.answer.reader import Reader
 from remask.answer.runner import Reading, Row, Runner
-from remask.errors import ConfigError, DataError
+from remask.errors import DataError
 from remask.model.settings import Pooling
 from remask.progress import counted
 from remask.schema import Batch
@@ -76,7 +76,7 @@ class Questions:
     def methods(self) -> tuple[str, ...]:
         """What this model can do."""
         fills = ("fill_mask", "prompt") if self.reader.loaded.heads.masked_lm else ()
-        return (*fills, *self.reader.tasks, "embed", "rank", "encode", "tokenize")
+        return tuple(dict.fromkeys((*fills, *self.reader.tasks, "embed", "rank", "encode", "tokenize")))
 
     # ---------------------------------------------------------------------------------------------- fill-mask
 
@@ -188,10 +188,7 @@ class Questions:
         asked = [*items, *([empty_example(kind)] if calibrate else [])]
         self.on_text(len(kind.settings.patterns) * sum(len(text) for item in items for text in item.texts))
         rows_settings = RowSettings(max_length=self.settings.max_length)
-        try:
-            rows = kind.encode(asked, labels, self.tokenizer, self.frame, rows_settings, labelled=False)
-        except ConfigError as error:
-            raise PromptError(str(error)) from None
+        rows = kind.encode(asked, labels, self.tokenizer, self.frame, rows_settings, labelled=False)
         if rows.num_cut and long_texts != "cut":
             raise TooLongError(f'{counted(rows.num_cut, "text")}: too long for the pattern; cut (long_texts = "cut")')
         segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
@@ -280,6 +277,9 @@ class Questions:
             return list(vectors_BD.cpu().numpy())
 
         vectors = yield rows, Reading(("embed", pooling, normalize), read)
+        broken = sum(not np.isfinite(vector).all() for vector in vectors)
+        if broken:
+            raise DataError(f"the vectors of {broken:,} of {len(vectors):,} texts are no numbers (NaN)")
         return np.stack(vectors) if vectors else np.zeros((0, self.settings.hidden_size), np.float32)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> Question[list[Ranked]]:

@@ -125,7 +125,21 @@ class Reader:
     def forward_of(self, graph: Callable[[Batch], Mapping[str, Array]]) -> Forward:
         """An exported graph as an answerer: its named outputs as the kind reads them."""
         kind = self.task.kind
-        return lambda batch: kind.graph_outputs(graph(batch), batch)
+
+        def forward(batch: Batch) -> Array:
+            named = graph(batch)
+            if kind.method == "embed":
+                return self._pooled(named["last_hidden_state"], np.asarray(batch.lengths_B))
+            return kind.graph_outputs(named, batch)
+
+        return forward
+
+    def _pooled(self, states_BSD: Array, lengths_B: Array) -> Array:
+        """Vectors of texts, as the network pools its states."""
+        if self.loaded.heads.pooling == "first":
+            return states_BSD[:, 0]
+        real_BS = np.arange(states_BSD.shape[1]) < lengths_B[:, None]
+        return (states_BSD * real_BS[:, :, None]).sum(1) / lengths_B[:, None]
 
 
 def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:

@@ -218,16 +218,17 @@ def open_model(stored: Path, fingerprint: str, *, moved_to: Path | None = None, 
 
 @dataclass(frozen=True)
 class Seeker:
-    """A searchable thing with the model that turns queries into vectors."""
+    """A searchable thing with the model that turns queries into vectors (None: only words are looked for)."""
 
     index: Searchable
-    model: Model
+    model: Model | None
     prompt: str | None
     reranker: Model | None = None
     rerank_top: int = 50
     rerank_label: str | None = None
 
     def vectors(self, queries: Sequence[str]) -> np.ndarray:
+        assert self.model is not None
         return self.model.embed(list(queries), prompt=self.prompt, long_texts="cut")
 
     def find(self, queries: Sequence[str], by: By, top: int) -> list[list[Hit]]:

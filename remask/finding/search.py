@@ -37,6 +37,8 @@ def open_seeker(run: SearchRun) -> Seeker:
         found: Any = open_table(run.index, run.table)
     else:
         found = open_index(run.index)
+    if run.by == "words":  # no vector is needed, so neither is the model
+        return Seeker(found, None, None, reranker, run.rerank_top, run.rerank_label)
     model = open_model(found.model_path, found.model_fingerprint, moved_to=run.model, device=run.device)
     prompt = prompt_name(model.prompts, found.run.query_prompt, QUERY, model.folder)
     return Seeker(found, model, prompt, reranker, run.rerank_top, run.rerank_label)

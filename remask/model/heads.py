@@ -77,3 +77,5 @@ class TaskHeads(nn.Module):
         self.span = nn.Linear(size, 2) if heads.span else None
         self.answerable = nn.Linear(size, 1) if heads.answerable else None
         self.chooser = nn.Linear(size, 1) if heads.choice else None
+        # Of the similarities of an embedding in training: the logarithm of a factor, in hundredths (see Network.scale).
+        self.temperature = nn.Parameter(torch.zeros(1)) if heads.temperature else None

@@ -30,6 +30,9 @@ from remask.schema import Batch
 # Shapes: B rows, S positions, D width of a state, M predicted positions, V vocabulary, C classes or tags.
 
 
+MAX_SCALE = 100.0  # of similarities: as in CLIP (arXiv 2103.00020, section 2.5), where larger ones made it unstable
+
+
 class Network(nn.Module):
     """An encoder with heads. Every method takes what `encode` gave; `noise` None is evaluation."""
 
@@ -112,6 +115,14 @@ class Network(nn.Module):
             return hidden_BSD[:, 0]
         assert lengths_B is not None, "the mean needs the lengths"
         return hidden_BSD.sum(dim=1) / lengths_B[:, None].to(hidden_BSD.dtype)  # padding is zero
+
+    def scale(self, temperature: float) -> torch.Tensor | float:
+        """What similarities are multiplied with: 1 / temperature, times what was learned. The parameter counts
+        hundredfold, since optimizers move every parameter by about the learning rate, which is made for matrices."""
+        learned = self.heads.temperature
+        if learned is None:
+            return 1 / temperature
+        return (100 * learned).exp().clamp(max=MAX_SCALE * temperature) / temperature
 
     def _on_text(
         self, linear: nn.Linear | None, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None, noise: Noise | None

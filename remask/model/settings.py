@@ -220,6 +220,7 @@ class HeadSettings(Config):
     span: bool = setting(False, "start and end of an answer")
     answerable: bool = setting(False, "SQuAD 2.0: is there an answer?")
     choice: bool = setting(False, "multiple choice: one score a row")
+    temperature: bool = setting(False, "while an embedding learns: a learned temperature of its similarities")
     pooling: Pooling = switch("first", "what stands for a text: its first token's state, or the mean", effect="math")
 
 

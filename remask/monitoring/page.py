@@ -46,7 +46,7 @@ def monitor_page(
     page.text(
         f"Shares of the classes by window, {corrected}. The band is where 95 % of the windows lie while nothing "
         f"changes; it is wide where texts are few. A vertical line is an alarm. Expected false alarms: "
-        f"{run.alarm.rate:g} in 1,000 windows of a group."
+        f"{run.alarm.rate:g} in 1,000 windows of a group. Times are of {run.zone}."
     )
     for group in groups[:MAX_GROUPS]:
         _add_chart(page, group, store.judged(group, MAX_WINDOWS), alarms, zone)
@@ -62,7 +62,7 @@ def _add_alarms(page: Page, alarms: Sequence[Mapping[str, Any]]) -> None:
         return
     rows = [
         [
-            alarm["group"] or "all texts", alarm["class"], alarm["onset"], alarm["raised"],
+            alarm["group"] or "all texts", alarm["class"], _clock(alarm["onset"]), _clock(alarm["raised"]),
             f"{alarm['before']:.0%} → {alarm['after']:.0%}",
         ]
         for alarm in reversed(alarms)
@@ -70,8 +70,14 @@ def _add_alarms(page: Page, alarms: Sequence[Mapping[str, Any]]) -> None:
     page.table(["group", "class", "onset", "raised", "share"], rows)
     for alarm in reversed(alarms[-MAX_GROUPS:]):
         group = alarm["group"] or "all texts"
-        page.text(f"{group}, {alarm['class']}, since {alarm['onset']}: texts that tell most ({alarm['examples_of']})")
-        page.lines([f"{text['time']}  {text['text']}" for text in alarm["examples"]])
+        onset = _clock(alarm["onset"])
+        page.text(f"{group}, {alarm['class']}, since {onset}: texts that tell most ({alarm['examples_of']})")
+        page.lines([f"{_clock(text['time'])}  {text['text']}" for text in alarm["examples"]])
+
+
+def _clock(stamp: str) -> str:
+    """2015-02-22T10:07-05:00 as a person reads it; the page names the zone once."""
+    return stamp[:16].replace("T", " ")
 
 
 def _add_chart(
@@ -88,8 +94,8 @@ def _add_chart(
         ]
         series.append(Series(name, points, band=band))
     own = [alarm for alarm in alarms if alarm["group"] == group]
-    marks = [Mark(f"alarm: {a['class']} since {a['onset']}", (a["at"] - first) / _DAY) for a in own]
-    days = f"days since {shown(first, zone)}"
+    marks = [Mark(f"alarm: {a['class']} since {_clock(a['onset'])}", (a["at"] - first) / _DAY) for a in own]
+    days = f"days since {_clock(shown(first, zone))}"
     texts = sum(window["texts"] for window in windows)
     chart = line_chart(series, x_name=days, y_name="share", marks=marks)
     page.figure(chart, f"{group or 'all texts'}: {texts:,} texts in {len(windows):,} windows, {len(own)} alarms")

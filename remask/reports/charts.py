@@ -202,7 +202,8 @@ def candidate_bars(answers: Sequence[tuple[str, float]], wanted: str, label: str
         inside = f"<i class='bar' style='width:{100 * score:.2f}%'></i>"
         is_right = bool(word) and word.casefold() == wanted.casefold()
         share = f"{score:.1%}" if score < 0.1 else f"{score:.0%}"
-        parts.append(_row(word or "(space)", inside, share, kind=" right" if is_right else ""))
+        shown = "(part of a character)" if "\ufffd" in word else word or "(space)"
+        parts.append(_row(shown, inside, share, kind=" right" if is_right else ""))
     return f"<div class='dots' role='group' aria-label='{as_html(label)}'>{''.join(parts)}</div>"
 
 

@@ -21,7 +21,7 @@ h2{font-size:1.2rem;margin:38px 0 10px}p{margin:8px 0}.soft{color:var(--soft)}
 .tile b{display:block;font-size:1.45rem;line-height:1.25}.tile span{color:var(--soft);font-size:.86rem}
 figure{margin:12px 0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px}
 figcaption{color:var(--soft);font-size:.88rem;margin-top:6px}.plot-box{position:relative;
-height:clamp(190px,32vw,250px);margin:4px 18px 24px 50px}.plot-box .chart{position:absolute;inset:0;width:100%;
+height:clamp(190px,32vw,250px);margin:9px 18px 24px 50px}.plot-box .chart{position:absolute;inset:0;width:100%;
 height:100%;overflow:visible}.plot-box.map{height:clamp(260px,55vw,420px);margin:4px 0}
 .plot-name,.tick,.rule-name,.dot-axis span{color:var(--soft);font-size:.8rem}.plot-name.x{text-align:center}
 .tick,.rule-name{position:absolute;white-space:nowrap;line-height:1.2;font-variant-numeric:tabular-nums}

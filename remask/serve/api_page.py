@@ -92,7 +92,8 @@ def _type(document: Values, schema: Values) -> str:
         inner = (f"{name}: {_type(document, kind)}" for name, kind in schema["properties"].items())
         return "{" + ", ".join(inner) + "}"
     if schema.get("type") == "object":
-        return f"{{name: {_type(document, schema.get('additionalProperties') or {})}}}"
+        values = schema.get("additionalProperties")
+        return f"{{name: {_type(document, values if isinstance(values, dict) else {})}}}"
     return {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}.get(
         schema.get("type", ""), "any value"
     )

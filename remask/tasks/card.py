@@ -35,6 +35,7 @@ _OWN = {
     "regress": "A model that rates texts",
     "multilabel": "A model that labels texts", "ner": "A model that finds entities",
     "qa": "A model that answers questions about passages", "choice": "A model that chooses answers",
+    "retrieve": "An embedding model that finds texts",
 }  # fmt: skip
 
 

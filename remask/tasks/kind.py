@@ -177,6 +177,10 @@ class TaskKind(ABC, Generic[ItemT]):
     def text(self, item: ItemT) -> str:
         """The item for a reader."""
 
+    def with_prompts(self, prompts: dict[str, str]) -> TaskKind[ItemT]:
+        """The kind as a model with these prompts was taught it."""
+        return self
+
     # ---------------------------------------------------------------------------------------- settings of its own
 
     def bound(self, tokenizer: Tokenizer, labels: Sequence[str]) -> TaskKind[ItemT]:

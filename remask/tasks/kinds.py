@@ -26,6 +26,7 @@ from remask.tasks.glue import find_file
 from remask.tasks.kind import Heads, Problem, TaskKind, TaskSource
 from remask.tasks.prompts import Prompt
 from remask.tasks.race import race_paths
+from remask.tasks.retrieve import Retrieve
 from remask.tasks.settings import RowSettings, TableSettings
 from remask.tasks.spans import CharacterSpans, Spans
 from remask.tasks.specs import TASKS
@@ -36,12 +37,22 @@ from remask.tokenizer import Tokenizer
 TASK_JSON = "task.json"
 KINDS: dict[str, TaskKind] = {
     kind.name: kind
-    for kind in (Classify(), Regress(), MultiLabel(), Prompt(), Tags(), Spans(), CharacterSpans(), Choices())
+    for kind in (
+        Classify(),
+        Regress(),
+        MultiLabel(),
+        Prompt(),
+        Tags(),
+        Spans(),
+        CharacterSpans(),
+        Choices(),
+        Retrieve(),
+    )
 }
 # The user's own files: the name of a task -> its kind.
 OWN_TASKS = {
     "classify": "classify", "regress": "regress", "multilabel": "multilabel", "pair": "classify", "ner": "tags",
-    "qa": "spans", "choice": "choice", "prompt": "prompt",
+    "qa": "spans", "choice": "choice", "prompt": "prompt", "retrieve": "retrieve",
 }  # fmt: skip
 
 
@@ -69,6 +80,11 @@ def open_problem(source: TaskSource, *, max_train: int | None = None, max_dev: i
     """Read a task's files: given ones, or those that a named task has in a folder."""
     with unchanged(_files_of(source)):
         problem = kind_of(source.task).open(source)
+    return complete(problem, max_train, max_dev)
+
+
+def complete(problem: Problem, max_train: int | None, max_dev: int | None) -> Problem:
+    """What was read, with what there is to say about it and no more examples than asked for."""
     problem = replace(problem, notes=(*problem.notes, *_shared_notes(problem)))
     problem = _with_fewer(problem, "train", max_train, "trained on")
     problem = _with_fewer(problem, "dev", max_dev, "scored on")
@@ -162,7 +178,7 @@ class StoredTask:
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
             labels, metric = tuple(known["labels"]), known.get("metric", kind.metric)
             prompts = checked_prompts(known.get("prompts", {}))
-            return cls(known["task"], kind, labels, metric, table, rows, prompts)
+            return cls(known["task"], kind.with_prompts(prompts), labels, metric, table, rows, prompts)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
 

@@ -21,7 +21,7 @@ import numpy as np
 from remask.errors import ConfigError, DataError
 from remask.schema import Batch
 from remask.tasks.kind import Heads, Problem, Sums, TaskLoss, TaskSource, softmax
-from remask.tasks.patterns import TEXT2, Spelled, spell
+from remask.tasks.patterns import TEXT2, Piece, Spelled, spell
 from remask.tasks.rows import Frame, Rows, cut
 from remask.tasks.settings import PromptSettings, RowSettings
 from remask.tasks.tables import Example, Table, label_names
@@ -179,25 +179,20 @@ class Prompt(Classify):
     ) -> Rows:  # fmt: skip
         """`group_size` rows an example: for every pattern one for each length that its words have."""
         if settings.long_texts == "windows":
-            raise ConfigError("rows.long_texts = windows: a prompt reads one window; long texts are cut")
+            raise DataError("long_texts = windows: a prompt reads one window of a text; long ones can only be cut")
         if max(self._fixed) + 8 > frame.room(1):
-            raise ConfigError(f"pattern: leaves no room for a text in rows of {frame.max_length} tokens")
+            raise DataError(f"pattern: leaves no room for a text in rows of {frame.max_length} tokens")
         parts = {(number, spaced): _encoded(items, number, spaced, tokenizer) for number, spaced in self._slots}
-        mask = np.array([self._ready.mask_id], np.int32)
         ids: list[Array] = []
         cut_texts: set[int] = set()
         for number in range(len(items)):
             for (pattern, masks), fixed in zip(self._ready.forms, self._fixed, strict=True):
                 pieces = self._ready.patterns[pattern]
-                slots = [piece for piece in pieces if piece.text is not None]
-                whole = [parts[piece.text, piece.after_space][number] for piece in slots if piece.text is not None]
+                whole = [parts[piece.text, piece.after_space][number] for piece in pieces if piece.text is not None]
                 room = frame.room(1) - fixed
                 if sum(map(len, whole)) > room:
                     cut_texts.add(number)
-                texts = iter(cut(whole, room))
-                row = [np.repeat(mask, masks) if p.ids is None and p.text is None else
-                       next(texts) if p.ids is None else p.ids for p in pieces]  # fmt: skip
-                ids.append(frame.join([np.concatenate(row)])[0])
+                ids.append(frame.join([self._filled(pieces, masks, cut(whole, room))])[0])
         return Rows(
             ids,
             [np.zeros_like(row) for row in ids] if frame.segments else None,
@@ -206,6 +201,19 @@ class Prompt(Classify):
             group_size=len(self._ready.forms),
             num_cut=len(cut_texts),
         )
+
+    def _filled(self, pieces: Sequence[Piece], masks: int, texts: Sequence[Array]) -> Array:
+        """A pattern with its texts, in their order, and so many masks."""
+        rest = iter(texts)
+        row: list[Array] = []
+        for piece in pieces:
+            if piece.ids is not None:
+                row.append(piece.ids)
+            elif piece.text is not None:
+                row.append(next(rest))
+            else:
+                row.append(np.full(masks, self._ready.mask_id, np.int32))
+        return np.concatenate(row)
 
     @property
     def _slots(self) -> set[tuple[int, bool]]:

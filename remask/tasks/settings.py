@@ -22,6 +22,11 @@ class TableSettings(TableForm):
     text: ColumnName = setting("text", "the column with the text")
     text2: ColumnName | None = setting(None, "the column with the second text of a pair")
     label: ColumnName = setting("label", "the column with the class, number or list of labels")
+    query: ColumnName = setting("query", "retrieve: the column with the query")
+    positive: ColumnName = setting("positive", "retrieve: the column with the text that answers it, or a list of them")
+    negative: ColumnName | None = setting(
+        None, "retrieve: the column with a text that looks like an answer and is none, or a list of them"
+    )
     id: ColumnName | None = setting(None, "a column whose values must all differ; null: none is looked at")
     separator: str = setting("|", "between the labels of a multi-label cell, where the file has no lists", min_length=1)
     bad_rows: Literal["error", "drop"] = switch(
@@ -126,6 +131,55 @@ class LossSettings(Config):
     def num_passes(self) -> int:
         """Forward and backward passes over every batch."""
         return 1 + self.adversarial + bool(self.consistency)
+
+
+class RetrieveSettings(Config):
+    """Task retrieve: where pairs come from and how they are learned."""
+
+    query_prompt: str = switch(
+        "", "stands before every query, and is stored with the model", effect="data", samples=["query: "]
+    )
+    document_prompt: str = switch(
+        "", "stands before every document, and is stored with the model", effect="data", samples=["text: "]
+    )
+    temperature: float = switch(
+        0.05, "cosines are divided by this; the smaller, the more the nearest negatives count", effect="math",
+        samples=[0.02], gt=0,
+    )  # fmt: skip
+    learned_temperature: bool = switch(False, "the temperature learns, starting from the given one", effect="math")
+    symmetric: bool = switch(False, "documents also choose among the queries of a step", effect="math")
+    widths: tuple[int, ...] = switch(
+        (), "Matryoshka: the first so many numbers of a vector are taught to stand for it, too", effect="math",
+        samples=[[4, 8]],
+    )  # fmt: skip
+    negatives: Literal["given", "words", "model"] = switch(
+        "given", "hard negatives: the file's own, or other documents of the file that are near by words (BM25) or by "
+        "the vectors of a model", effect="data",
+    )  # fmt: skip
+    num_negatives: int = switch(
+        1, "hard negatives that a pair brings into a step, drawn anew each epoch", effect="data", samples=[0, 2], ge=0
+    )
+    pool: int = switch(20, "mined negatives that a pair has to draw from", effect="data", samples=[2], ge=1)
+    below: float = switch(
+        0.95, "mined by a model: only documents whose cosine is below this share of the positive's; those above are "
+        "often answers that nobody marked", effect="data", samples=[0.5], gt=0,
+    )  # fmt: skip
+    miner: str | None = setting(None, "the model that mines; null: the one to start from. The last run's model: fresh")
+    distil: str | None = setting(
+        None, "a cross-encoder (task pair or regress): the margin between positive and negative follows its own"
+    )
+    distil_weight: float = setting(0.05, "how much the margins count beside the choice among documents", ge=0)
+    unsupervised: str | None = setting(None, "text to make pairs from, in place of train_file")
+    pairs: Literal["context", "neighbours", "title", "dropout"] = switch(
+        "context", "unsupervised: a sentence and what stands around it, neighbouring paragraphs, title and paragraph, "
+        "or the same text under two dropouts", effect="data",
+    )  # fmt: skip
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """By name, as stored with the model; none where both are empty."""
+        both = {"query": self.query_prompt, "document": self.document_prompt}
+        return both if any(both.values()) else {}
 
 
 class TaskBatchSettings(Config):

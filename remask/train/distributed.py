@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from remask.errors import UnavailableError
@@ -58,6 +59,12 @@ class World:
         with peers():
             dist.all_gather_object(boxes, list(values))
         return [value for box in boxes for value in box]
+
+    def add(self, tensor: Tensor) -> None:
+        """Sum a tensor over the ranks, in place."""
+        if self.size > 1:
+            with peers():
+                dist.all_reduce(tensor)
 
     def barrier(self) -> None:
         if self.size > 1:

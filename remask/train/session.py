@@ -9,7 +9,7 @@ is (device, number format, whole or divided, averaged) stays in here. Not here: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from remask import signals
 from remask.artifacts import Artifact, output_errors
 from remask.errors import ConfigError, Stopped
 from remask.precision import Precision, choose_device, choose_precision, products_per_second
-from remask.schema import Batch, Loss
+from remask.schema import Batch, JointObjective, Loss
 from remask.train import checkpoint, slices
 from remask.train.distributed import World, peers
 from remask.train.guard import StepGuard
@@ -35,6 +35,8 @@ from remask.train.settings import TrainSettings
 from remask.train.sharding import Gathered, Shards, shard
 
 T = TypeVar("T")
+Counts = Mapping[str, float]
+Totals = dict[str, list[Any]]
 
 _METRIC = "metric "  # before a metric's name, where parts and metrics share one dict
 
@@ -117,13 +119,16 @@ class Session:
 
     def accumulate(self, batch: Batch, counts: Mapping[str, float]) -> Loss:
         """One micro-batch forward and backward; its gradients add to those that are there."""
-        on_device = batch.sent(self._send)
+        on_device = self.on_device(batch)
         with self.precision.autocast():
             scaled, loss = self.apply(partial(self._scaled_loss, on_device, counts))
         if isinstance(scaled, Tensor) and scaled.requires_grad:
             with nullcontext() if self._gathered is None else peers():
                 scaled.backward()
         return loss
+
+    def on_device(self, batch: Batch) -> Batch:
+        return batch.sent(self._send)
 
     def _send(self, array: Any) -> Tensor:
         """From pinned memory a GPU copies while the host goes on; from any other it makes it wait."""
@@ -132,10 +137,27 @@ class Session:
         return (tensor.pin_memory() if is_gpu else tensor).to(self.device, non_blocking=is_gpu)
 
     def _scaled_loss(self, batch: Batch, counts: Mapping[str, float], model: Any) -> tuple[Any, Loss]:
-        """What the gradients are of: every part over its global count, by weight; and the loss itself."""
-        weights, scale = self.objective.weights, self.precision.scale
+        """What the gradients are of, and the loss itself."""
         loss = self.objective(model, batch, self.step + 1)
-        return sum(part.sum * (weights[n] * scale / max(1.0, counts[n])) for n, part in loss.parts.items()), loss
+        return self.scaled(loss, counts), loss
+
+    def scaled(self, loss: Loss, counts: Mapping[str, float]) -> Any:
+        """Every part over its global count, by weight."""
+        weights, scale = self.objective.weights, self.precision.scale
+        return sum(part.sum * (weights[n] * scale / max(1.0, counts[n])) for n, part in loss.parts.items())
+
+    def joint_outputs(self, batch: Batch) -> Tensor:
+        """What a joint objective compares of a batch's rows."""
+        assert isinstance(self.objective, JointObjective)
+        with self.precision.autocast():
+            return self.objective.outputs(self.model, batch, self.step + 1).float()
+
+    def compare(self, outputs_ND: Tensor, ids_N: Tensor, counts: Mapping[str, float]) -> Loss:
+        """The loss of a step's outputs, this rank's share of it, and its gradients down to the outputs."""
+        assert isinstance(self.objective, JointObjective)
+        loss = self.objective.compare(self.model, outputs_ND, ids_N, self.world.rank, self.world.size)
+        self.scaled(loss, counts).backward()
+        return loss
 
     def narrowed(self) -> AbstractContextManager[None]:
         """For the passes of a step: weights in the format that the settings ask for."""
@@ -285,19 +307,12 @@ class Session:
 def forward_backward(session: Session, micro_batches: Sequence[Batch]) -> Step | None:
     """Gradients of the whole step. None: a signal came, on any rank; the open accumulation is dropped."""
     counts = session.global_counts(micro_batches)
-    totals: dict[str, list[Any]] = {name: [0.0, 0.0] for name in counts}
+    totals: Totals = {name: [0.0, 0.0] for name in counts}
     session.seed_torch()
     session.optimizer.zero_grad()
+    passes = _jointly if isinstance(session.objective, JointObjective) else _one_by_one
     with session.narrowed():
-        for batch in micro_batches[:-1]:
-            if session.must_stop():
-                break
-            _add(totals, session.accumulate(batch, counts))
-        # The last pass sends gradients, so all ranks begin it or none does; a signal from here on waits for its end.
-        stopped = session.world.any(signals.requested())
-        if not stopped and micro_batches:
-            with session.sending():
-                _add(totals, session.accumulate(micro_batches[-1], counts))
+        stopped = passes(session, micro_batches, counts, totals)
     if stopped:
         session.optimizer.zero_grad()
         return None
@@ -309,6 +324,72 @@ def _backward_order(model: Any) -> list[nn.Parameter]:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     above = getattr(model, "layers_above", None)
     return [p for _, p in sorted(reversed(named), key=lambda pair: above(pair[0]) if above else 0)]
+
+
+def _one_by_one(session: Session, micro_batches: Sequence[Batch], counts: Counts, totals: Totals) -> bool:
+    """Rows that do not know of one another: gradients of micro-batches add up. Whether a signal came, on any rank."""
+    for batch in micro_batches[:-1]:
+        if session.must_stop():
+            break
+        _add(totals, session.accumulate(batch, counts))
+    # The last pass sends gradients, so all ranks begin it or none does; a signal from here on waits for its end.
+    if session.world.any(signals.requested()):
+        return True
+    if micro_batches:
+        with session.sending():
+            _add(totals, session.accumulate(micro_batches[-1], counts))
+    return False
+
+
+def _jointly(session: Session, micro_batches: Sequence[Batch], counts: Counts, totals: Totals) -> bool:
+    """Rows that are compared with one another. Whether a signal came, on any rank."""
+    for loss in _joint_losses(session, micro_batches, counts):
+        _add(totals, loss)
+    return session.world.any(signals.requested())
+
+
+def _joint_losses(session: Session, micro_batches: Sequence[Batch], counts: Counts) -> Iterator[Loss]:
+    """The loss of rows that are compared with one another (schema.JointObjective), by gradient caching: two forward
+    passes with the memory of one micro-batch, and the gradients of one big batch. Dropout is a function of (seed,
+    step, example), so both passes see the same. What fits at once needs one pass."""
+    assert not session.is_divided, "fine-tuning has the whole model on every rank"
+    world, batches = session.world, [session.on_device(batch) for batch in micro_batches]
+    at_once = len(batches) == 1 and world.size == 1
+    own: list[Tensor] = []
+    for batch in batches:
+        if world.size == 1 and session.must_stop():  # other ranks wait for these outputs
+            return
+        with nullcontext() if at_once else torch.no_grad():
+            own.append(session.joint_outputs(batch))
+    ids_N = torch.tensor(world.all_of([int(i) for batch in batches for i in _ids(batch)]))
+    if at_once:
+        yield session.compare(own[0], ids_N, counts)
+        return
+    outputs_ND, start = _of_all_ranks(world, own, session.device)
+    yield session.compare(outputs_ND.requires_grad_(), ids_N, counts)
+    assert outputs_ND.grad is not None
+    world.add(outputs_ND.grad)
+    for batch in batches:
+        if world.size == 1 and session.must_stop():
+            return
+        end = start + batch.num_rows
+        session.joint_outputs(batch).backward(outputs_ND.grad[start:end])
+        start = end
+
+
+def _ids(batch: Batch) -> Any:
+    assert batch.example_ids_B is not None
+    return batch.example_ids_B
+
+
+def _of_all_ranks(world: World, own: Sequence[Tensor], device: torch.device) -> tuple[Tensor, int]:
+    """The outputs of all rows in the order of the ranks, and where those of this one start."""
+    sizes = world.all_of([sum(map(len, own))])
+    width = max(world.all_of([own[0].shape[1] if own else 0]))  # a rank may have no rows
+    outputs_ND, start = torch.zeros((sum(sizes), width), device=device), sum(sizes[: world.rank])
+    outputs_ND[start : start + sizes[world.rank]] = torch.cat([outputs_ND[:0], *own])
+    world.add(outputs_ND)
+    return outputs_ND, start
 
 
 def _add(totals: dict[str, list[Any]], loss: Loss) -> None:

@@ -67,7 +67,7 @@ def score_lines(values: Values, tables: Values, origin: str) -> list[str]:
     for name in metrics.shown_names(values["spread"], values["metric"]):
         spread = values["spread"][name]
         mark = "*" if name == values["metric"] else " "
-        beside = metrics.certainty(name, spread, count)
+        beside = metrics.certainty(name, spread, count, tables.get("intervals"))
         least = f"  {baseline[name]:.4f}" if name in baseline else ""
         lines.append(f"{mark} {name:24} {spread['median']:8.4f}  {beside:25}{least}".rstrip())
     if "ensemble" in values:

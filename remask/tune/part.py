@@ -19,7 +19,8 @@ from remask.config import fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
 from remask.tasks.kind import Problem
-from remask.tasks.kinds import TASK_JSON, StoredTask
+from remask.tasks.kinds import TASK_JSON, StoredTask, kind_of
+from remask.tasks.retrieve import Retrieve
 from remask.tune.examples import opened
 from remask.tune.settings import FinetuneRun, TaskFiles
 from remask.tune.units import Units
@@ -29,9 +30,10 @@ if TYPE_CHECKING:
     from remask.model.network import Network
     from remask.model.settings import HeadSettings, ModelSettings
     from remask.model.store import Loaded
-    from remask.task_objectives import TaskObjective
+    from remask.schema import BatchSource
+    from remask.task_objectives import PairObjective, TaskObjective
     from remask.tasks.rows import Rows
-    from remask.tasks.settings import LossSettings
+    from remask.tasks.settings import LossSettings, TaskBatchSettings
     from remask.tokenizer import Tokenizer
 
 
@@ -73,7 +75,7 @@ class Part:
     def texts_cut(self) -> int:
         return self.train_rows.num_cut + self.dev_rows.num_cut
 
-    def objective(self, seed: int, network: Network, loss: LossSettings) -> TaskObjective:
+    def objective(self, seed: int, network: Network, loss: LossSettings) -> TaskObjective | PairObjective:
         from remask.task_objectives import TaskObjective
 
         kind, settings = self.problem.kind, network.settings
@@ -101,6 +103,16 @@ class Part:
         outputs = runner.outputs(self.dev_rows, self.problem.kind, check)
         return outputs if self.units is None else self.units.outside(outputs)
 
+    def batches(self, settings: TaskBatchSettings, seed: int, rank: int, world_size: int) -> BatchSource:
+        """What a seed trains on."""
+        from remask.tasks.batches import TaskBatches
+
+        return TaskBatches(self.train_rows, self.pad_id, settings, seed=seed, rank=rank, world_size=world_size)
+
+    def finished(self, network: Network) -> Network:
+        """Without what only training needs."""
+        return network
+
     @property
     def stored(self) -> StoredTask:
         """What whoever asks the model must know of the task."""
@@ -120,12 +132,16 @@ def open_start(run: FinetuneRun) -> Start:
 
 def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progress, name: str = "") -> Part:
     """Read and encode a task. `files`: the run itself, or one of its several tasks, which is called `name`."""
+    if isinstance(kind_of(files.task), Retrieve):
+        from remask.tune.retrieval import open_pairs
+
+        return open_pairs(run, start, progress)
     problem = opened(files)
     if problem.kind.name == "prompt":
         from remask.tune.prompt import ready_problem
 
         problem = ready_problem(problem, start.reader, files.rows, init_weights=run.init_weights)
-    problem = replace(problem, notes=(*problem.notes, *_model_notes(run, start, problem)))
+    problem = replace(problem, notes=(*problem.notes, *model_notes(run, start, problem)))
     frame = start.reader.frame(files.rows, model_settings(run, start.loaded.settings).max_length)
     train, dev = (
         problem.kind.encode(items, problem.labels, start.tokenizer, frame, files.rows)
@@ -153,12 +169,13 @@ def head_settings(run: FinetuneRun, start: Start, problem: Problem) -> HeadSetti
 
     had = start.loaded.heads
     pooling = had.pooling if run.pooling == "model" else run.pooling
-    if run.pooling == "model" and had.masked_lm and not (had.sentence or had.num_classes or had.choice):
+    embeds = problem.kind.method == "embed"  # a vector of its own, as the model was made to give
+    if run.pooling == "model" and not embeds and had.masked_lm and not (had.sentence or had.num_classes or had.choice):
         pooling = "first"  # the mean of a masked LM is for embeddings; a head is put where the papers put it
     return HeadSettings.model_validate({**problem.kind.head(problem), "pooling": pooling})
 
 
-def _model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
+def model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
     """What to know about what learns: without a folder for peft, more top layers than there are."""
     from remask.model.peft_files import no_peft
 
@@ -264,9 +281,10 @@ def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start
         if run.updates is not None or run.learn in BESIDE:
             files = adapter_files(network, run.updates, run.init)
             extra |= {f"{ADAPTER}/{name}": data for name, data in files.items()}
+        finished = part.finished(merged_network(network))
         save_model(
-            folder, merged_network(network), None, part.problem.labels or None, inputs={"init": start.fingerprint},
-            extra=extra, replace=True,
+            folder, finished, None, part.problem.labels or None, inputs={"init": start.fingerprint}, extra=extra,
+            replace=True,
         )  # fmt: skip
 
 

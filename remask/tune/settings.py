@@ -19,7 +19,14 @@ from pydantic import model_validator
 from remask.config import Config, dump, setting, switch
 from remask.model.settings import UPDATES, AdaLoraSettings, Ia3Settings, LoraSettings, Updates
 from remask.tasks.kinds import kind_of
-from remask.tasks.settings import LossSettings, PromptSettings, RowSettings, TableSettings, TaskBatchSettings
+from remask.tasks.settings import (
+    LossSettings,
+    PromptSettings,
+    RetrieveSettings,
+    RowSettings,
+    TableSettings,
+    TaskBatchSettings,
+)
 from remask.tasks.specs import TASKS
 from remask.train.settings import TrainSettings
 
@@ -65,7 +72,8 @@ class TaskFiles(Config):
     """A task and where its examples are."""
 
     task: str = setting(
-        "classify", "classify, regress, multilabel, pair, ner, qa, choice, prompt, or a named one such as glue:cola"
+        "classify",
+        "classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, or a named one such as glue:cola",
     )
     train_file: str | None = setting(None, "what to train on")
     dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
@@ -197,6 +205,7 @@ class FinetuneRun(TaskFiles):
     single: bool = setting(False, "several tasks: also train each alone, for comparison")
     batch: TaskBatchSettings = setting(TaskBatchSettings(), "rows -> batches")
     loss: LossSettings = setting(LossSettings(), "what is minimised, where there is a choice")
+    retrieve: RetrieveSettings = setting(RetrieveSettings(), "task retrieve: pairs, negatives, the loss")
     train: FinetuneTrainSettings = setting(FinetuneTrainSettings(), "the recipe")
     grid: GridSettings = setting(GridSettings(), "values of the recipe to try with one another")
     evaluations: int = setting(1, "evaluations in an epoch", ge=1)
@@ -214,6 +223,21 @@ class FinetuneRun(TaskFiles):
             )
         if self.learn != "all" and not self.init_weights:
             raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would stay frozen")
+        embeds = self.task == "retrieve"
+        if embeds and self.learn in ("heads", "adalora"):
+            raise ValueError(f"learn: {self.learn} is not for task retrieve, which has no head and a loss of its own")
+        if embeds and (self.loss.consistency or self.loss.adversarial):
+            raise ValueError("loss.consistency and loss.adversarial are not for task retrieve")
+        if embeds and (self.curve.labels or self.unlabelled.file is not None):
+            raise ValueError("curve and unlabelled.file are for tasks with labels, not for task retrieve")
+        if not embeds and (self.retrieve.unsupervised or self.retrieve.distil):
+            raise ValueError("retrieve.unsupervised and retrieve.distil are for task retrieve")
+        if self.retrieve.miner and self.retrieve.negatives != "model":
+            raise ValueError("retrieve.miner mines where retrieve.negatives is model")
+        if self.retrieve.unsupervised and self.train_file:
+            raise ValueError("retrieve.unsupervised takes the place of train_file: give one of them")
+        if any(entry.task == "retrieve" for entry in self.tasks):
+            raise ValueError("tasks: retrieve compares all rows of a step, so it does not share steps; train it alone")
         if self.unlabelled.file is not None and (self.tasks or self.grid.given()):
             raise ValueError("unlabelled.file: is for one task and one recipe")
         if self.curve.labels and (self.tasks or self.grid.given() or self.unlabelled.file is not None):

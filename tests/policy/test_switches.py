@@ -219,6 +219,20 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "loss.adversarial_step": {"loss.adversarial": 1},
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
     **{
+        f"retrieve.{name}": {"task": "retrieve", "train_file": "pairs.jsonl"}
+        for name in ("query_prompt", "document_prompt", "temperature", "learned_temperature", "symmetric", "widths")
+    },
+    "retrieve.negatives": {"task": "retrieve", "train_file": "pairs.jsonl", "retrieve.below": 1.0},
+    "retrieve.num_negatives": {"task": "retrieve", "train_file": "pairs.jsonl", "retrieve.negatives": "words"},
+    "retrieve.pool": {"task": "retrieve", "train_file": "pairs.jsonl", "retrieve.negatives": "words"},
+    "retrieve.below": {
+        "task": "retrieve",
+        "train_file": "pairs.jsonl",
+        "retrieve.negatives": "model",
+        "retrieve.below": 1.5,
+    },
+    "retrieve.pairs": {"task": "retrieve", "train_file": None, "retrieve.unsupervised": "text.txt", "max_train": 16},
+    **{
         f"adalora.{name}": {"learn": "adalora", "adalora.start_rank": 6, "adalora.rank": 3, "adalora.every": 2}
         for name in AdaLoraSettings.model_fields
     },
@@ -259,6 +273,17 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
         "skewed": skewed,
         "choice": choices,
     }
+    names = ["fox", "dog", "river", "hill", "tree"]
+    files["pairs"] = [
+        {"query": f"the {names[i % 5]} {names[i % 3]}", "positive": f"{names[i % 3]} {i % 7} {names[i % 5]} it"}
+        for i in range(24)
+    ]
+    story = "\n".join(
+        f"The {names[i % 5]} {i} was by the river for a year or two. It slept {i} days." for i in range(6)
+    )
+    (folder / "text.txt").write_text(
+        "\n\n".join(f"Story {i}\n{story.replace('year', f'{i} years')}" for i in range(20))
+    )
     for name, lines in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -269,8 +294,11 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
     from safetensors.numpy import load_file
 
     file = "train.json" if settings.get("task") == "squad1" else settings.get("train_file", "train.jsonl")
-    dev = {"squad1": "dev.json", "choice": "choice.jsonl"}.get(settings.get("task", ""), "train.jsonl")
-    files: dict[str, Any] = {"train_file": str(start / file), "dev_file": str(start / dev)}
+    dev = {"squad1": "dev.json", "choice": "choice.jsonl", "retrieve": "pairs.jsonl"}
+    dev = dev.get(settings.get("task", ""), "train.jsonl")
+    files: dict[str, Any] = {"train_file": file and str(start / file), "dev_file": str(start / dev)}
+    if text := settings.get("retrieve.unsupervised"):
+        files["retrieve.unsupervised"] = str(start / text)
     if several := settings.get("tasks"):
         files = {
             "tasks": [

@@ -190,6 +190,10 @@ def test_another_model_is_refused(encoder: Path, docs: Path, tmp_path: Path, tin
         remask.search(out, "fox", settings={"model": str(other)}, progress=QUIET)
     moved = shutil.copytree(encoder, tmp_path / "moved")
     assert remask.search(out, "fox", settings={"model": str(moved)}, progress=QUIET)["hits"]
+    gone = {"model": str(tmp_path / "gone")}
+    with pytest.raises(MissingInputError, match=r"the model of this index is not there; say where it is \(--model"):
+        remask.search(out, "fox", settings=gone, progress=QUIET)
+    assert remask.search(out, "fox", by="words", settings=gone, progress=QUIET)["hits"], "words need no model"
     with pytest.raises(ConfigError, match=r"passages = .* was made with"):
         remask.index(model=encoder, docs=[more], out=out, add=True, settings={"passages.length": 32}, progress=QUIET)
     with pytest.raises(OutputError, match="holds an index of other documents or settings; choose another --out"):

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pytest
 
+from remask.config import Switch, switches
 from remask.monitoring.detector import Detector, Judged, cusum_limit
 from remask.monitoring.settings import AlarmSettings
 from remask.monitoring.shares import Corrector
@@ -125,3 +126,14 @@ def test_pauses_change_nothing() -> None:
     close = [one.take(i * 3600, c) for i, c in enumerate(counts)]
     apart = [two.take(i * 3600 * (1 + 100 * (i > 30)), c) for i, c in enumerate(counts)]
     assert [j.expected for j in close] == [j.expected for j in apart]
+
+
+TURNED = [one for one in switches(AlarmSettings) if one.key != "correct"]  # which chooses the corrector: above
+
+
+@pytest.mark.parametrize("one", TURNED, ids=lambda one: one.key)
+def test_every_switch_of_the_alarm_is_live(one: Switch) -> None:
+    swing = [0.3 + 0.1 * np.sin(i / 24 * 2 * np.pi) + (0.25 if i > 90 else 0.0) for i in range(140)]
+    before = watch(detector(), swing, 80)
+    for value in (value for value in one.values if value != one.default):
+        assert watch(detector(AlarmSettings(**{one.key: value})), swing, 80) != before, f"{one.key} = {value!r}"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from remask.errors import ConfigError, DataError, UsageError
+from remask.errors import DataError, UsageError
 from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.schema import Batch
@@ -123,7 +123,7 @@ def test_long_texts_give_way_to_the_pattern(tokenizer: Tokenizer) -> None:
     assert rows.num_cut == 1
     assert max(len(ids) for ids in rows.ids) == 32
     assert all((ids == tokenizer.mask_id).any() for ids in rows.ids)
-    with pytest.raises(ConfigError, match="leaves no room"):
+    with pytest.raises(DataError, match="leaves no room"):
         rows_of(kind_of(tokenizer, "fox " * 30 + "{text} <mask>"), tokenizer, ("a",), length=24)
     with pytest.raises(DataError, match="only one text"):
         rows_of(kind, tokenizer, ("a",))
