@@ -63,7 +63,7 @@ def pack(network: Network) -> Network:
                 setattr(module, name, PackedLinear(child))
     for ffn in network.encoder.ffns:
         assert isinstance(ffn, Ffn)
-        if ffn.settings.ffn == "plain":
+        if ffn.settings.ffn == "plain" and isinstance(ffn.up, PackedLinear):
             ffn.both = types.MethodType(_both, ffn)
     return network
 
