@@ -8,19 +8,10 @@ loss is (tasks), pretraining (objectives), batches.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from remask.schema import Batch, Loss, Part
 from remask.tasks.kind import TaskKind, TaskLoss
-
-if TYPE_CHECKING:
-    import torch
-
-
-def task_logits(model: Any, kind: TaskKind, batch: Batch, noise: Any = None) -> torch.Tensor:
-    """What the task's head says about a batch of tensors."""
-    hidden_BSD = model.encode(batch, noise, wanted_M=kind.positions(model, batch))
-    return kind.logits(model, hidden_BSD, batch, noise)
 
 
 class TaskObjective:
@@ -39,8 +30,7 @@ class TaskObjective:
             from remask.model.noise import Noise
 
             noise = Noise(self.seed, step, batch.example_ids_B)
-        logits = task_logits(model, self.kind, batch, noise).float()
-        sums, right = self.kind.loss(logits, batch, self.plan)
+        sums, right = self.kind.losses(model, batch, noise, self.plan)
         counts = self.counts(batch)
         parts = {name: Part(total, counts[name]) for name, total in sums.items()}
         return Loss(parts, {} if right is None else {"accuracy": Part(right, counts["task"])})

@@ -225,4 +225,5 @@ class Model:
 
     def outputs(self, rows: Rows, check: Check = signals.check) -> list[np.ndarray]:
         """What the head of its task says about encoded rows; `check` is called after every batch."""
-        return self.runner.outputs(rows, self.reader.task.kind, check)
+        task = self.reader.task
+        return self.runner.outputs(rows, task.kind, check, task.drafting)

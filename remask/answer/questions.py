@@ -172,7 +172,7 @@ class Questions:
         if refuse and rows.num_cut:
             self._refuse_long(items, task, settings)
         segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
-        outputs = yield list(zip(rows.ids, segments, strict=True)), self.runner.reading(task.kind)
+        outputs = yield list(zip(rows.ids, segments, strict=True)), self.runner.reading(task.kind, task.drafting)
         self.on_text(size)
         return self.reader.read(outputs, rows, items, task)
 

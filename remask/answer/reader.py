@@ -8,7 +8,7 @@ graph. Not here: batches and the network (runner), what may be asked (questions)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ import numpy as np
 
 from remask.answer.runner import Forward, forward_outputs
 from remask.errors import DataError
-from remask.model.store import Loaded, open_model
+from remask.model.foreign import ForeignFolder
+from remask.model.store import TARGETS, Loaded, open_model
 from remask.schema import Batch
 from remask.tables import Cells
 from remask.tasks.kind import Problem
@@ -37,6 +38,7 @@ class Reader:
     loaded: Loaded
     tokenizer: Tokenizer
     stored: StoredTask | None  # None: it was not fine-tuned here
+    targets: Tokenizer | None = None  # what it writes with, where that is another vocabulary
 
     @cached_property
     def tasks(self) -> dict[str, StoredTask]:
@@ -61,7 +63,9 @@ class Reader:
         """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""
         settings = self.loaded.settings
         rows = rows or RowSettings(max_length=settings.max_length)
-        return frame_for(self.tokenizer, rows, model_length=settings.max_length, num_segments=settings.num_segments)
+        length, segments = settings.max_length, settings.num_segments
+        frame = frame_for(self.tokenizer, rows, model_length=length, num_segments=segments)
+        return frame if self.targets is None else replace(frame, targets=self.targets)
 
     @property
     def refuses(self) -> bool:
@@ -138,7 +142,24 @@ def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
             f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
             f"the model only {loaded.settings.vocab_size:,}: they do not belong together"
         )
-    return Reader(loaded, tokenizer, StoredTask.read(loaded.folder))
+    return Reader(loaded, tokenizer, StoredTask.read(loaded.folder), _targets(loaded))
+
+
+def _targets(loaded: Loaded) -> Tokenizer | None:
+    """The vocabulary that a model writes with, where it has one of its own."""
+    writer = loaded.heads.writer
+    if writer is None or writer.vocab_size is None:
+        return None
+    folder = ForeignFolder(loaded.folder).inner(TARGETS)
+    if folder is None:
+        raise DataError(f"{loaded.folder}: has no {TARGETS}/, the vocabulary that it writes with")
+    tokenizer = load_tokenizer(folder.folder)
+    if tokenizer.vocab_size > writer.vocab_size:
+        raise DataError(
+            f"{loaded.folder / TARGETS}: has {tokenizer.vocab_size:,} entries, the decoder only "
+            f"{writer.vocab_size:,}: they do not belong together"
+        )
+    return tokenizer
 
 
 def _of_task(path: Path, task: str | None) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,20 @@ import torch
 from torch import Tensor
 
 from remask import signals
+from remask.answer.decoding import write
 from remask.model.network import Network
 from remask.precision import autocast
 from remask.schema import Batch
+from remask.tasks.batches import collate
 from remask.tasks.kind import TaskKind
 from remask.tasks.rows import Rows
+from remask.tasks.settings import DecodeSettings
+from remask.tasks.write import Draft
 
 Array = np.ndarray
 Row = tuple[Array, Array]  # ids, segment ids
 Forward = Callable[[Batch], Array]
+Drafting = tuple[DecodeSettings, int]  # how a text is written, and its most tokens
 Check = Callable[[], None]  # called after every batch; may raise to end the work, as at a signal
 
 BATCH_TOKENS = 16_384  # padded tokens a forward pass without gradients
@@ -64,21 +69,54 @@ class Runner:
         padded = pad_rows([ids for ids, _ in rows], [s for _, s in rows] if self.has_segments else None, self.pad_id)
         return padded.map(lambda array: torch.from_numpy(array).to(self.device))
 
-    def outputs(self, rows: Rows, kind: TaskKind, check: Check = signals.check) -> list[Array]:
-        """What a task's head says about every row; an output per token is cut to the row's length."""
+    def outputs(
+        self, rows: Rows, kind: TaskKind, check: Check = signals.check, drafting: Drafting | None = None
+    ) -> list[Any]:
+        """What a task's head says about every row; an output per token is cut to the row's length. A kind that writes
+        says a draft, `drafting` how, with what the row's target costs where it has one."""
         segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
-        reading = self.reading(kind)
+        reading = self.reading(kind, drafting)
         results = self.run(list(zip(rows.ids, segments, strict=True)), [reading] * len(rows.ids), check)
-        return [results[i] for i in range(len(rows.ids))]
+        outputs = [results[i] for i in range(len(rows.ids))]
+        if not kind.writes or rows.labels is None:
+            return outputs
+        costs = self.target_nats(rows, check)
+        return [replace(draft, nats=nats) for draft, nats in zip(outputs, costs, strict=True)]
 
-    def reading(self, kind: TaskKind) -> Reading:
+    @torch.inference_mode()
+    def target_nats(self, rows: Rows, check: Check = signals.check) -> list[float]:
+        """What each row's target costs, told the tokens before each of its own."""
+        nats = [0.0] * len(rows.ids)
+        for numbers in alike(rows.sizes.tolist(), self.batch_tokens):
+            batch = collate(rows, np.array(numbers), self.pad_id)
+            batch = batch.map(lambda array: torch.from_numpy(array).to(self.device))
+            with self.products():
+                losses_B = self.network.write_losses(self.network.encode(batch), batch)
+            for number, loss in zip(numbers, losses_B.tolist(), strict=True):
+                nats[number] = loss
+            check()
+        return nats
+
+    def reading(self, kind: TaskKind, drafting: Drafting | None = None) -> Reading:
         """The head of a task, read as the kind reads it."""
+        if kind.writes:
+            assert drafting is not None, "a kind that writes must be told how"
+            return self.drafts(drafting)
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[Array]:
             outputs = kind.logits(self.network, hidden_BSD, batch).float().cpu().numpy()
             return _by_row(outputs, batch.lengths_B.tolist())
 
         return Reading(("task", kind.name), read, lambda batch: kind.positions(self.network, batch))
+
+    def drafts(self, drafting: Drafting) -> Reading:
+        """What the decoder writes about a row."""
+        settings, max_length = drafting
+
+        def read(batch: Batch, hidden_BSD: Tensor) -> list[Draft]:
+            return write(self.network, batch, hidden_BSD, settings, max_length)
+
+        return Reading(("write", settings, max_length), read)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], readings: Sequence[Reading], check: Check | None = None) -> dict[int, Any]:

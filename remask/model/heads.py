@@ -77,3 +77,8 @@ class Heads(nn.Module):
         self.span = nn.Linear(size, 2) if heads.span else None
         self.answerable = nn.Linear(size, 1) if heads.answerable else None
         self.chooser = nn.Linear(size, 1) if heads.choice else None
+        self.writer = None
+        if heads.writer is not None:
+            from remask.model.decoder import Decoder  # which has a masked LM's output as its own
+
+            self.writer = Decoder(settings, heads.writer)

@@ -63,6 +63,8 @@ class Heads(Protocol):
     def answerable(self) -> bool: ...
     @property
     def choice(self) -> bool: ...
+    @property
+    def writer(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,7 @@ class TaskLoss:
     class_weights: tuple[float, ...] | None = None  # their mean over the training data is 1
     margin: bool = False  # choices are ranked, not classified
     answerable: bool = False  # SQuAD 2.0's second loss, on the same encoder pass
+    label_smoothing: float = 0.0  # writing: the share of a token that is spread over the vocabulary
 
 
 Sums = Mapping[str, "torch.Tensor"]
@@ -127,6 +130,10 @@ class TaskKind(ABC, Generic[ItemT]):
     metric: ClassVar[str]  # chooses between models unless the task names another
     method: ClassVar[str]  # what asks a model of this kind: `remask.load(…).METHOD`, POST /v1/METHOD
     own_columns: ClassVar[bool] = False  # whether its files name their columns themselves
+    writes: ClassVar[bool] = False  # whether it answers with texts of its own, token by token
+    averages: ClassVar[bool] = True  # whether several models' outputs have a mean
+    baseline_words: ClassVar[str] = "always the same answer"  # what `baseline` scores
+    decode: ClassVar[Mapping[str, Any]] = {}  # writing: the DecodeSettings that it begins with
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -217,6 +224,11 @@ class TaskKind(ABC, Generic[ItemT]):
     def loss(self, logits: torch.Tensor, batch: Batch, plan: TaskLoss) -> tuple[Sums, torch.Tensor | None]:
         """Sums by part (`task`, …), and how many were right (None: that is no question here)."""
 
+    def losses(self, network: Any, batch: Batch, noise: Any, plan: TaskLoss) -> tuple[Sums, torch.Tensor | None]:
+        """`loss` of what the network says about a batch."""
+        hidden_BSD = network.encode(batch, noise, wanted_M=self.positions(network, batch))
+        return self.loss(self.logits(network, hidden_BSD, batch, noise).float(), batch, plan)
+
     # ------------------------------------------------------------------------------------------- rows, answers
 
     @abstractmethod
@@ -243,6 +255,10 @@ class TaskKind(ABC, Generic[ItemT]):
     def _score(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]
     ) -> dict[str, Any]: ...
+
+    def tested(self, outputs: Sequence[Any], rows: Rows, items: Sequence[ItemT]) -> dict[str, Any]:
+        """What else to say about a labelled file that is scored once and for all: tests that take their time."""
+        return {}
 
     def example_values(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...], metric: str

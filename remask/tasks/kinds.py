@@ -25,20 +25,34 @@ from remask.tasks.choices import Choices
 from remask.tasks.glue import find_file
 from remask.tasks.kind import Heads, Problem, TaskKind, TaskSource
 from remask.tasks.race import race_paths
-from remask.tasks.settings import RowSettings, TableSettings
+from remask.tasks.settings import DecodeSettings, RowSettings, TableSettings
 from remask.tasks.spans import Spans
 from remask.tasks.specs import TASKS
 from remask.tasks.tags import Tags
 from remask.tasks.texts import Classify, MultiLabel, Regress
+from remask.tasks.write import Reply, Summarise, Translate, Write
 
 TASK_JSON = "task.json"
 KINDS: dict[str, TaskKind] = {
-    kind.name: kind for kind in (Classify(), Regress(), MultiLabel(), Tags(), Spans(), Choices())
+    kind.name: kind
+    for kind in (
+        Classify(),
+        Regress(),
+        MultiLabel(),
+        Tags(),
+        Spans(),
+        Choices(),
+        Write(),
+        Translate(),
+        Summarise(),
+        Reply(),
+    )
 }
 # The user's own files: the name of a task -> its kind.
 OWN_TASKS = {
     "classify": "classify", "regress": "regress", "multilabel": "multilabel", "pair": "classify", "ner": "tags",
-    "qa": "spans", "choice": "choice",
+    "qa": "spans", "choice": "choice", "write": "write", "translate": "translate", "summarise": "summarise",
+    "reply": "reply",
 }  # fmt: skip
 
 
@@ -75,7 +89,14 @@ def open_problem(source: TaskSource, *, max_train: int | None = None, max_dev: i
     if problem.labels and hasattr(problem.train[0], "label"):
         seen = Counter(name for item in problem.train for name in _names(item.label))
         classes = {"classes": {name: seen[name] for name in problem.labels}}
-    return replace(problem, facts={**counts, **problem.facts, **classes, "baseline": baseline})
+    return replace(
+        problem, facts={**counts, **problem.facts, **classes, "baseline": baseline, **_baseline_words(problem.kind)}
+    )
+
+
+def _baseline_words(kind: TaskKind) -> dict[str, str]:
+    """What the baseline is, where it is not the usual one."""
+    return {} if kind.baseline_words == TaskKind.baseline_words else {"baseline_words": kind.baseline_words}
 
 
 def _files_of(source: TaskSource) -> list[Path]:
@@ -121,6 +142,9 @@ def task_files(task: str, folder: Path) -> list[Path]:
 # -------------------------------------------------------------------------------------- what a model was taught
 
 
+_LIKELIEST = DecodeSettings()
+
+
 @dataclass(frozen=True)
 class StoredTask:
     """A task as a fine-tuned model learned it. `name` is None for a foreign model, which does not say."""
@@ -131,6 +155,12 @@ class StoredTask:
     metric: str
     table: TableSettings
     rows: RowSettings
+    decode: DecodeSettings = _LIKELIEST  # of a kind that writes
+
+    @property
+    def drafting(self) -> tuple[DecodeSettings, int] | None:
+        """How a kind that writes does so, and its most tokens."""
+        return (self.decode, self.decode.max_length or self.rows.target_length) if self.kind.writes else None
 
     def to_json(self) -> bytes:
         values = {
@@ -140,6 +170,7 @@ class StoredTask:
             "metric": self.metric,
             "table": dump(self.table),
             "rows": dump(self.rows),
+            **({"decode": dump(self.decode)} if self.kind.writes else {}),
         }
         return json.dumps(values, indent=1, ensure_ascii=False).encode()
 
@@ -155,7 +186,8 @@ class StoredTask:
             table = TableSettings.model_validate_json(json.dumps(known["table"]))
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
             labels, metric = tuple(known["labels"]), known.get("metric", kind.metric)
-            return cls(known["task"], kind, labels, metric, table, rows)
+            decode = DecodeSettings.model_validate_json(json.dumps(known.get("decode", {})))
+            return cls(known["task"], kind, labels, metric, table, rows, decode)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
 
@@ -179,7 +211,10 @@ class StoredTask:
         )  # fmt: skip
         problem = _with_fewer(problem, "dev", max_dev, "scored on")
         baseline = self.kind.baseline(problem.dev, problem.dev, self.labels)
-        return replace(problem, facts={"test": len(problem.dev), **problem.facts, "baseline": baseline})
+        return replace(
+            problem,
+            facts={"test": len(problem.dev), **problem.facts, "baseline": baseline, **_baseline_words(self.kind)},
+        )
 
 
 def check_same_labels(problem: Problem, labels: Sequence[str]) -> None:

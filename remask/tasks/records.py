@@ -67,7 +67,18 @@ class Choice:
     scores: tuple[float, ...]
 
 
-Record = Label | Tagging | Answer | Choice
+@dataclass(frozen=True)
+class Written:
+    """A text that was written. `score`: its log probability by its length, or of each token on average; `finished`: it
+    came to its own end before the longest length."""
+
+    text: str
+    score: float
+    tokens: int
+    finished: bool
+
+
+Record = Label | Tagging | Answer | Choice | Written
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import artifacts
-from remask.config import fingerprint
+from remask.config import dump, fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
 from remask.tasks.kind import Problem, TaskSource
@@ -26,7 +26,7 @@ from remask.tune.units import Units
 if TYPE_CHECKING:
     from remask.answer.reader import Reader
     from remask.model.network import Network
-    from remask.model.settings import HeadSettings, ModelSettings
+    from remask.model.settings import HeadSettings, ModelSettings, WriterSettings
     from remask.model.store import Loaded
     from remask.task_objectives import TaskObjective
     from remask.tasks.rows import Rows
@@ -88,14 +88,17 @@ class Part:
 
         has_segments = self.dev_rows.segments is not None
         runner = Runner(network, self.pad_id, has_segments=has_segments)
-        outputs = runner.outputs(self.dev_rows, self.problem.kind, check)
+        outputs = runner.outputs(self.dev_rows, self.problem.kind, check, self.stored.drafting)
         return outputs if self.units is None else self.units.outside(outputs)
 
     @property
     def stored(self) -> StoredTask:
         """What whoever asks the model must know of the task."""
         problem = self.problem
-        return StoredTask(problem.task, problem.kind, problem.labels, problem.metric, self.files.table, self.files.rows)
+        files = self.files
+        return StoredTask(
+            problem.task, problem.kind, problem.labels, problem.metric, files.table, files.rows, files.decode
+        )
 
 
 def open_start(run: FinetuneRun) -> Start:
@@ -105,6 +108,10 @@ def open_start(run: FinetuneRun) -> Start:
     if not run.init:
         raise ConfigError("init is needed: the model to start from (--init MODEL)")
     reader = open_reader(Path(run.init))
+    if run.target_tokenizer is not None:
+        from remask.tokenizer import load_tokenizer
+
+        reader = replace(reader, targets=load_tokenizer(Path(run.target_tokenizer)))
     return Start(reader, model_fingerprint(reader.loaded.folder))
 
 
@@ -144,7 +151,23 @@ def head_settings(run: FinetuneRun, start: Start, problem: Problem) -> HeadSetti
     pooling = had.pooling if run.pooling == "model" else run.pooling
     if run.pooling == "model" and had.masked_lm and not (had.sentence or had.num_classes or had.choice):
         pooling = "first"  # the mean of a masked LM is for embeddings; a head is put where the papers put it
-    return HeadSettings.model_validate({**problem.kind.head(problem), "pooling": pooling})
+    values: dict[str, Any] = {**problem.kind.head(problem), "pooling": pooling}
+    if problem.kind.writes:
+        values["writer"] = writer_settings(run, start)
+    return HeadSettings.model_validate(values)
+
+
+def writer_settings(run: FinetuneRun, start: Start) -> WriterSettings:
+    """The decoder: as the run says, with the vocabulary that it writes with. A model that writes already keeps its
+    own."""
+    from remask.model.settings import WriterSettings
+
+    if (had := start.loaded.heads.writer) is not None:
+        return had
+    own = start.reader.targets
+    written = own or start.tokenizer
+    vocabulary = {"vocab_size": own and own.vocab_size, "start_id": written.bos_id, "end_id": written.eos_id}
+    return WriterSettings.model_validate({**dump(run.decoder), **vocabulary})
 
 
 def _model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
@@ -174,6 +197,8 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     network = loaded.network
     stored = start.reader.stored
     other_task = stored is not None and stored.name != part.problem.task  # classes 0 and 1 are no sign of the same
+    if part.problem.kind.writes:
+        return writing_network(network, heads, settings, seed)
     if (loaded.labels or ()) != part.problem.labels or other_task:
         network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
     keeps_numbers = part.units is not None and network.heads.classifier is not None
@@ -181,6 +206,17 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     if part.units is not None and keeps_numbers:
         part.units.back.fold(network.heads.classifier)
     return network
+
+
+def writing_network(network: Network, heads: HeadSettings, settings: ModelSettings, seed: int) -> Network:
+    """The model with a decoder that starts from its encoder and masked LM; one that writes already goes on."""
+    from remask.model.network import with_heads
+
+    changed = with_heads(network, heads, seed, settings)
+    if network.heads.writer is None:
+        assert changed.heads.writer is not None
+        changed.heads.writer.start_from(changed.encoder, network.heads.masked_lm)
+    return changed
 
 
 def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
@@ -194,6 +230,9 @@ def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
 def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) -> None:
     """What `learn` says, in place; the top layers are the loop's own setting. Of the embeddings only the rows that the
     tasks' training texts use learn (an averaged model, which is all rows, has them all)."""
+    parts = list(parts)
+    if any(part.problem.kind.writes for part in parts) and run.learn == "all":
+        return  # its output is the whole table
     if run.learn == "all" and run.train.ema_decay == 0.0:
         import numpy as np
         import torch
@@ -210,12 +249,20 @@ def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) 
         add_lora(encoder, run.lora, seed)
 
 
+def tokenizer_files(start: Start) -> dict[str, bytes]:
+    """The vocabulary, or both of a model that writes with another one, under their names in a model's folder."""
+    files = {f"tokenizer/{name}": data for name, data in start.tokenizer.files().items()}
+    if start.reader.targets is not None:
+        files |= {f"target_tokenizer/{name}": data for name, data in start.reader.targets.files().items()}
+    return files
+
+
 def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start, part: Part) -> None:
     """A finished model with its task: LoRA merged, and beside it under `adapter/` what peft loads over the start."""
     from remask.model.adapters import ADAPTER, adapter_files, merged_network
     from remask.model.store import save_model
 
-    extra = {f"tokenizer/{name}": data for name, data in start.tokenizer.files().items()}
+    extra: dict[str, bytes] = tokenizer_files(start)
     extra[TASK_JSON] = part.stored.to_json()
     with nullcontext() if part.units is None else part.units.spoken_by(network):
         if run.learn == "lora":

@@ -17,9 +17,9 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from remask.config import Config, dump, setting, switch
-from remask.model.settings import LoraSettings
-from remask.tasks.kinds import kind_of
-from remask.tasks.settings import LossSettings, RowSettings, TableSettings, TaskBatchSettings
+from remask.model.settings import DecoderSettings, LoraSettings
+from remask.tasks.kinds import OWN_TASKS, kind_of
+from remask.tasks.settings import DecodeSettings, LossSettings, RowSettings, TableSettings, TaskBatchSettings
 from remask.tasks.specs import TASKS
 from remask.train.settings import TrainSettings
 
@@ -50,7 +50,9 @@ class TaskFiles(Config):
     """A task and where its examples are."""
 
     task: str = setting(
-        "classify", "classify, regress, multilabel, pair, ner, qa, choice, or a named one such as glue:cola"
+        "classify",
+        "classify, regress, multilabel, pair, ner, qa, choice, write, translate, summarise, reply, or a named one such "
+        "as glue:cola",
     )
     train_file: str | None = setting(None, "what to train on")
     dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
@@ -59,6 +61,7 @@ class TaskFiles(Config):
     max_dev: int | None = setting(None, "score on so many dev examples at most", ge=1)
     table: TableSettings = setting(TableSettings(), "columns of the user's own table")
     rows: RowSettings = setting(RowSettings(), "texts -> rows")
+    decode: DecodeSettings = setting(DecodeSettings(), "writing: how texts are written when they are scored")
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
@@ -112,6 +115,9 @@ TUNED = {
 def recipe_of(task: str | None, without: Sequence[str] = ()) -> list[str]:
     """A named task's recipe as assignments, below what the user says."""
     recipe = TASKS.get(task or "", {}).get("recipe", {})
+    if task in OWN_TASKS and kind_of(task).writes:
+        decode = {f"decode.{key}": value for key, value in kind_of(task).decode.items()}
+        recipe = {"batch.num_tokens": 4096, "train.weight_decay": 0.01, **decode}
     return [f"{key}={value}" for key, value in recipe.items() if key not in without]
 
 
@@ -135,6 +141,10 @@ class FinetuneRun(TaskFiles):
         "all", "what learns: all (or train.trainable_top_layers), the heads alone, or LoRA and the heads", effect="math"
     )
     lora: LoraSettings = setting(LoraSettings(), "learn: lora")
+    decoder: DecoderSettings = setting(DecoderSettings(), "writing: the decoder that the encoder's layers become")
+    target_tokenizer: str | None = setting(
+        None, "writing: the vocabulary of the targets, a folder or file; null: the model's own, for both sides"
+    )
     tasks: tuple[TaskEntry, ...] = setting((), "several tasks over one encoder, each with a head of its own")
     temperature: float = switch(
         1.0, "several tasks: steps go to a task by size ^ (1 / temperature); large: all alike", effect="math",
@@ -154,6 +164,12 @@ class FinetuneRun(TaskFiles):
     def _check(self) -> Self:
         if self.learn != "all" and self.train.trainable_top_layers is not None:
             raise ValueError(f"learn: {self.learn} already says what learns, and so does train.trainable_top_layers")
+        if kind_of(self.task).writes and self.learn == "lora":
+            raise ValueError("learn: lora is not for a task that writes, whose decoder has fresh weights; all or heads")
+        if self.target_tokenizer is not None and not kind_of(self.task).writes:
+            raise ValueError(f"target_tokenizer is for a task that writes, not for {self.task}")
+        if any(kind_of(entry.task).writes for entry in self.tasks):
+            raise ValueError("tasks: a task that writes is trained alone")
         if self.learn == "lora" and self.lora.dropout and self.train.compile:
             raise ValueError("lora.dropout cannot be compiled: train.compile must be false, or lora.dropout 0")
         if self.learn != "all" and not self.init_weights:
