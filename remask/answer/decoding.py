@@ -26,7 +26,7 @@ from remask.tasks.write import Draft
 # Shapes: B sources, W beams of a source, R = B x W texts, L tokens of a text so far, V vocabulary, C candidates.
 
 _CHUNK = 64  # logits whose largest is looked at first, when the largest of all are wanted
-OnToken = Callable[[int, int], None]  # (number of the source, token): called as tokens are chosen for good
+OnStep = Callable[[Sequence[tuple[int, int]]], None]  # after every step: (number of a source, token) chosen for good
 
 
 class Writer:
@@ -70,15 +70,14 @@ def write(
     hidden_BSD: Tensor,
     settings: DecodeSettings,
     max_length: int,
-    on_token: OnToken | None = None,
+    on_step: OnStep | None = None,
 ) -> list[Draft]:
     """A draft for each source of the batch, of at most `max_length` tokens with its end."""
     max_length = min(max_length, network.settings.max_length)
     writer = Writer(network, batch, hidden_BSD, settings.beams, settings.cached)
     if settings.beams > 1:
-        return _beams(writer, batch.num_rows, settings, max_length)
-    pick = _likeliest if settings.by == "beams" else _Chance(settings, batch)
-    return _one_by_one(writer, batch.num_rows, settings, max_length, pick, on_token)
+        return _beams(writer, batch.num_rows, settings, max_length, on_step)
+    return _one_by_one(writer, batch.num_rows, settings, max_length, pick_of(settings, batch), on_step)
 
 
 # ------------------------------------------------------------------------------------------- one text a source
@@ -87,7 +86,7 @@ Pick = Callable[[Tensor, Sequence[int], int], Tensor]  # (log probabilities_RV, 
 
 
 def _one_by_one(
-    writer: Writer, count: int, settings: DecodeSettings, max_length: int, pick: Pick, on_token: OnToken | None
+    writer: Writer, count: int, settings: DecodeSettings, max_length: int, pick: Pick, on_step: OnStep | None
 ) -> list[Draft]:
     ids = writer.decoder.writer
     device = writer.source.states_UD.device
@@ -98,16 +97,17 @@ def _one_by_one(
     for place in range(max_length):
         logits_RV = writer.next(ids_RL)
         sums_R1 = logits_RV.logsumexp(1, keepdim=True)
-        _ban_repeats(logits_RV, ids_RL, settings.no_repeat)
+        ban_repeats(logits_RV, ids_RL, settings.no_repeat)
         chosen_R = pick(logits_RV, open_, place)
         gained_R = (logits_RV.gather(1, chosen_R[:, None]) - sums_R1)[:, 0].tolist()
         ids_RL = torch.cat([ids_RL, chosen_R[:, None]], dim=1)
         staying = []
+        if on_step is not None:
+            chosen = zip(open_, chosen_R.tolist(), strict=True)
+            on_step([(number, token) for number, token in chosen if token != ids.end_id])
         for row, (number, token) in enumerate(zip(open_, chosen_R.tolist(), strict=True)):
             totals[number] += gained_R[row]
             ended = token == ids.end_id
-            if on_token is not None and not ended:
-                on_token(number, token)
             if ended or place + 1 == max_length:
                 text = ids_RL[row, 1 : -1 if ended else None].cpu().numpy()
                 drafts[number] = Draft(text, totals[number] / (place + 1), ended)
@@ -121,6 +121,11 @@ def _one_by_one(
             ids_RL, open_ = ids_RL[kept], [open_[row] for row in staying]
     assert all(drafts)
     return [draft for draft in drafts if draft is not None]
+
+
+def pick_of(settings: DecodeSettings, batch: Batch) -> Pick:
+    """How one token is chosen."""
+    return _likeliest if settings.by == "beams" else _Chance(settings, batch)
 
 
 def _likeliest(logits_RV: Tensor, sources: Sequence[int], place: int) -> Tensor:
@@ -180,7 +185,9 @@ class _Finished:
         return len(self.texts) == self.num_beams and best_running <= self.texts[-1][0]
 
 
-def _beams(writer: Writer, count: int, settings: DecodeSettings, max_length: int) -> list[Draft]:
+def _beams(
+    writer: Writer, count: int, settings: DecodeSettings, max_length: int, on_step: OnStep | None
+) -> list[Draft]:
     ids, width = writer.decoder.writer, settings.beams
     device = writer.source.states_UD.device
     open_ = list(range(count))
@@ -191,7 +198,7 @@ def _beams(writer: Writer, count: int, settings: DecodeSettings, max_length: int
     for place in range(max_length):
         logits_RV = writer.next(ids_RL)
         sums_R1 = logits_RV.logsumexp(1, keepdim=True)
-        _ban_repeats(logits_RV, ids_RL, settings.no_repeat)
+        ban_repeats(logits_RV, ids_RL, settings.no_repeat)
         values_RC, tokens_RC = _largest(logits_RV, 2 * width)
         totals_BC = (values_RC - sums_R1).view(len(open_), width, -1) + scores_BW[:, :, None]
         best_BC = totals_BC.flatten(1).topk(2 * width, dim=1)
@@ -201,6 +208,8 @@ def _beams(writer: Writer, count: int, settings: DecodeSettings, max_length: int
         running_BW, staying = _continue(
             finished, open_, ids_RL, best_BC.values, beams_BC, tokens_BC, width, place + 1, last, ids.end_id, settings
         )
+        if on_step is not None:
+            on_step([])  # beams may still change places: nothing is chosen for good
         if not staying:
             break
         rows_B = torch.tensor(staying, device=device)
@@ -257,7 +266,7 @@ def _largest(logits_RV: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values, tokens_RY.gather(1, places)
 
 
-def _ban_repeats(logits_RV: Tensor, ids_RL: Tensor, size: int) -> None:
+def ban_repeats(logits_RV: Tensor, ids_RL: Tensor, size: int) -> None:
     """Make it impossible, in place, that a sequence of `size` tokens comes a second time (the start counts as one)."""
     length = ids_RL.shape[1]
     if size == 0 or length < size:

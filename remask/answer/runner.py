@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from remask import signals
-from remask.answer.decoding import write
+from remask.answer.decoding import OnStep, write
 from remask.model.network import Network
 from remask.precision import autocast
 from remask.schema import Batch
@@ -59,6 +59,7 @@ class Runner:
         self.precision, self.batch_tokens = precision, batch_tokens
         self.device = next(network.parameters()).device
         self.num_tokens = self.num_padded = self.num_batches = 0  # of all that went through the network
+        self.on_step: OnStep | None = None  # after every token that is written
 
     def products(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, matrix products are made in the runner's number format."""
@@ -97,11 +98,11 @@ class Runner:
             check()
         return nats
 
-    def reading(self, kind: TaskKind, drafting: Drafting | None = None) -> Reading:
+    def reading(self, kind: TaskKind, drafting: Drafting | None = None, on_step: OnStep | None = None) -> Reading:
         """The head of a task, read as the kind reads it."""
         if kind.writes:
             assert drafting is not None, "a kind that writes must be told how"
-            return self.drafts(drafting)
+            return self.drafts(drafting, on_step)
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[Array]:
             outputs = kind.logits(self.network, hidden_BSD, batch).float().cpu().numpy()
@@ -109,14 +110,21 @@ class Runner:
 
         return Reading(("task", kind.name), read, lambda batch: kind.positions(self.network, batch))
 
-    def drafts(self, drafting: Drafting) -> Reading:
-        """What the decoder writes about a row."""
+    def drafts(self, drafting: Drafting, on_step: OnStep | None = None) -> Reading:
+        """What the decoder writes about a row. `on_step`: for rows that are read alone, so that their number is 0."""
         settings, max_length = drafting
 
-        def read(batch: Batch, hidden_BSD: Tensor) -> list[Draft]:
-            return write(self.network, batch, hidden_BSD, settings, max_length)
+        def step(chosen: Sequence[tuple[int, int]]) -> None:
+            for hear in (self.on_step, on_step):
+                if hear is not None:
+                    hear(chosen)
 
-        return Reading(("write", settings, max_length), read)
+        def read(batch: Batch, hidden_BSD: Tensor) -> list[Draft]:
+            drafts = write(self.network, batch, hidden_BSD, settings, max_length, step)
+            self.num_tokens += sum(len(draft.ids) + 1 for draft in drafts)
+            return drafts
+
+        return Reading(("write", settings, max_length, on_step), read)
 
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], readings: Sequence[Reading], check: Check | None = None) -> dict[int, Any]:

@@ -27,9 +27,11 @@ from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
 from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, TASK_JSON, pooling_read_as, read_hf_folder
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
+from remask.model.interop_writer import write_both
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
 from remask.model.store import (
     MODEL_JSON,
+    TARGETS,
     WEIGHTS,
     Loaded,
     find_model,
@@ -38,6 +40,7 @@ from remask.model.store import (
     open_model,
     write_weights,
 )
+from remask.tasks.kinds import StoredTask
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 # Written by transformers 5 for tokenizers without a class of their own; 4.57 does not know it.
@@ -109,6 +112,8 @@ def export_hf(
     how = Publishing(card or {}, replace, None if replace else export_key(source, "hf", card, embedding))
     if reasons:
         return _publish_own(source, tokenizer, out, reasons, how)
+    if source.heads.writer is not None:
+        return _publish_writer(source, tokenizer, out, how)
     return _publish_hf(source, tokenizer, out, how)
 
 
@@ -170,11 +175,61 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
     return publish(out, "hf", fill, config=config, inputs=inputs, replace=how.replace, key=how.key)
 
 
+def _publish_writer(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing) -> Artifact:
+    """An EncoderDecoderModel, with the settings that its `generate` writes with as the model was scored."""
+    writer = source.heads.writer
+    assert writer is not None
+    targets = tokenizer if writer.vocab_size is None else load_tokenizer(source.folder / TARGETS)
+    ids = tuple(SpecialIds(known.pad_id, known.bos_id, known.eos_id) for known in (tokenizer, targets))
+    config, tensors = write_both(source.settings, writer, source.state, (ids[0], ids[1]), _dtype(source.state))
+    stored = StoredTask.read(source.folder)
+
+    def fill(aside: Path) -> dict[str, Any]:
+        write_weights(aside / WEIGHTS, tensors)
+        write_json(aside / "config.json", config)
+        write_json(aside / "generation_config.json", _generation(config, stored))
+        write_tokenizer(aside, source, tokenizer)
+        _copy_task(source, aside)
+        text = model_card("EncoderDecoderModel", source.settings, source.heads, tokenizer, how.card, [])
+        (aside / "README.md").write_text(text, encoding="utf-8")
+        parameters = sum(tensor.numel() for tensor in tensors.values())
+        return {"format": "hf", "class": "EncoderDecoderModel", "parameters": parameters, "side": [], "no_class": []}
+
+    inputs = {"model": str(source.folder.name)}
+    return publish(out, "hf", fill, config=config, inputs=inputs, replace=how.replace, key=how.key)
+
+
+def _generation(config: Mapping[str, Any], stored: StoredTask | None) -> dict[str, Any]:
+    names = ("decoder_start_token_id", "eos_token_id", "bos_token_id", "pad_token_id")
+    values: dict[str, Any] = {name: config[name] for name in names}
+    if stored is None or stored.drafting is None:
+        return values
+    decode, max_length = stored.drafting
+    values |= {"max_new_tokens": max_length, "no_repeat_ngram_size": decode.no_repeat}
+    if decode.by == "sampling":
+        chosen = {"do_sample": True, "temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p}
+        return values | chosen
+    return values | {
+        "num_beams": decode.beams,
+        **({"length_penalty": decode.length_penalty} if decode.beams > 1 else {}),
+    }
+
+
+def _copy_task(source: Source, aside: Path) -> None:
+    """How the model was taught, and the vocabulary that it writes with where that is another one."""
+    if (source.folder / TASK_JSON).is_file():
+        shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
+    if source.heads.writer is not None and source.heads.writer.vocab_size is not None:
+        (aside / TARGETS).mkdir()
+        copy_tokenizer_files(source.folder / TARGETS, aside / TARGETS)
+
+
 def _publish_own(source: Source, tokenizer: Tokenizer, out: Path, reasons: list[str], how: Publishing) -> Artifact:
     """Our own layout, for a model that transformers has no class for."""
 
     def fill(aside: Path) -> dict[str, Any]:
         write_own(aside, source)
+        _copy_task(source, aside)
         text = model_card("remask", source.settings, source.heads, tokenizer, how.card, [], reasons)
         (aside / "README.md").write_text(text, encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in source.state.values())

@@ -7,14 +7,15 @@ Not here: limits that hold before parsing (guard), queue and engine (supervisor)
 """
 
 import asyncio
+import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 import remask
@@ -85,8 +86,41 @@ class Service:
 
     async def answer(self, task: str, asked: Asked, request: Request) -> Response:
         """One request from its checked body to its answer."""
+        if getattr(asked, "stream", False):
+            return await self.stream(task, asked, request)
+        return await self._answer(task, asked, request)
+
+    async def stream(self, task: str, asked: Asked, request: Request) -> Response:
+        """Server-sent events: `text` with each new piece, then `done` with the whole answer, or `error` with the
+        document that would have been its body."""
+        if len(asked.items()) != 1:
+            return error_response(422, "invalid", "stream: one text at a time", "stream")
+        pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+        def on_text(text: str) -> None:
+            pieces.put_nowait(event("text", json.dumps({"text": text}, ensure_ascii=False).encode()))
+
+        async def whole() -> None:
+            response = await self._answer(task, asked, request, on_text)
+            pieces.put_nowait(event("done" if response.status_code == 200 else "error", bytes(response.body)))
+            pieces.put_nowait(None)
+
+        async def events() -> AsyncIterator[bytes]:
+            working = asyncio.ensure_future(whole())
+            try:
+                while (piece := await pieces.get()) is not None:
+                    yield piece
+            finally:
+                working.cancel()
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def _answer(
+        self, task: str, asked: Asked, request: Request, on_text: Callable[[str], None] | None = None
+    ) -> Response:
         try:
             job = self._job(task, asked)
+            job.on_text = on_text
             if (line := request.scope.get(KEY)) is not None:  # there is a request log
                 line.update(task=task, model=job.model, inputs=asked.items())
             self.engine.submit(job)
@@ -145,6 +179,11 @@ class Service:
         finally:
             gone.cancel()
             self.engine.drop(job)
+
+
+def event(name: str, data: bytes) -> bytes:
+    """One server-sent event; JSON has no line breaks of its own."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
 
 
 async def _disconnected(request: Request) -> None:

@@ -159,6 +159,24 @@ class Tokenize(Asked):
     inputs: Texts
 
 
+class Write(Asked):
+    one_input = "a text"
+    inputs: Texts
+    by: Literal["beams", "sampling"] | None = None
+    beams: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=16)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    no_repeat: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=16)] | None = None
+    temperature: Annotated[float, Field(gt=0, le=100)] | None = None
+    top_k: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=1_000_000)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)] | None = None
+    max_length: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=512)] | None = None
+    order: Literal["left", "certainty"] | None = Field(None, description="of masks, where there is no decoder")
+    attentions: bool = Field(False, description="with a decoder: where each token looks in the source")
+    stream: bool = Field(False, description="of one text: its tokens as server-sent events, as they are chosen")
+    long_texts: Literal["model", "error", "cut"] = "model"
+
+
 # ------------------------------------------------------------------------------------------------- answers
 
 
@@ -194,6 +212,21 @@ class AnswerOut(BaseModel):
 class ChoiceOut(BaseModel):
     index: int
     scores: list[float]
+
+
+class LookOut(BaseModel):
+    source: list[str]
+    written: list[str]
+    attentions: list[list[list[list[float]]]] = Field(description="layers x heads x tokens written x tokens read")
+
+
+class WrittenOut(BaseModel):
+    text: str
+    score: float
+    tokens: int
+    finished: bool
+    how: str = Field(description="by a `decoder`, or by filling `masks`")
+    look: LookOut | None = Field(default=None, description="only where `attentions` is asked for")
 
 
 class RankedOut(BaseModel):
@@ -232,6 +265,7 @@ TASKS: dict[str, tuple[type[Asked], type[BaseModel], str]] = {
     "tag": (Tag, _outputs("TagOutputs", list[EntityOut]), "The entities of each text."),
     "answer": (Answer, _outputs("AnswerOutputs", AnswerOut), "The piece of a context that answers a question."),
     "choose": (Choose, _outputs("ChooseOutputs", ChoiceOut), "Which option goes with a text."),
+    "write": (Write, _outputs("WriteOutputs", WrittenOut), "A text about each text, by a decoder or by filling masks."),
     "embed": (Embed, _outputs("EmbedOutputs", list[float]), "One vector for each text."),
     "rank": (Rank, _outputs("RankOutputs", list[RankedOut]), "Texts by their closeness to a query."),
     "encode": (Encode, _outputs("EncodeOutputs", EncodedOut), "Token ids, last hidden states, attention."),

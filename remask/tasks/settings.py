@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import model_validator
+from pydantic import ValidationError, model_validator
 
 from remask.config import Config, setting, switch
+from remask.errors import ConfigError
 from remask.tables.form import ColumnName, TableForm
 
 
@@ -99,6 +100,33 @@ class DecodeSettings(Config):
         if self.by == "sampling" and self.beams > 1:
             raise ValueError(f"beams = {self.beams} goes with by = beams: sampling draws one text")
         return self
+
+
+MaskOrder = Literal["left", "certainty"]  # in which an encoder alone fills the masks of a text that it continues
+
+
+class DecodeChanges(Config):
+    """How to write otherwise than a model was scored; null: as it was."""
+
+    by: Literal["beams", "sampling"] | None = setting(None, "keep the likeliest beginnings, or draw by chance")
+    beams: int | None = setting(None, "beginnings that are kept; 1: the likeliest token each time", ge=1, le=64)
+    length_penalty: float | None = setting(None, "above 1: longer texts", ge=-100, le=100)
+    no_repeat: int | None = setting(None, "no sequence of so many tokens comes twice", ge=0)
+    temperature: float | None = setting(None, "sampling: below 1: likely tokens more often", gt=0)
+    top_k: int | None = setting(None, "sampling: only the so many likeliest tokens; 0: all", ge=0)
+    top_p: float | None = setting(None, "sampling: only tokens that together have this probability", gt=0, le=1)
+    seed: int | None = setting(None, "sampling: what is drawn follows from it and the source", ge=0)
+    max_length: int | None = setting(None, "most tokens of a text", ge=1)
+
+    def over(self, decode: DecodeSettings) -> DecodeSettings:
+        """The settings with what is said here. Asked to sample and nothing else, it draws one text."""
+        given = self.model_dump(exclude_none=True)
+        if given.get("by") == "sampling":
+            given.setdefault("beams", 1)
+        try:
+            return DecodeSettings.model_validate(decode.model_dump() | given)
+        except ValidationError as error:
+            raise ConfigError(f"decode: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
 
 class LossSettings(Config):

@@ -117,9 +117,10 @@ class Write(TaskKind[Passage]):
     def _passages(self, cells: Cells, table: TableSettings) -> Iterator[Passage]:
         """The pairs of a row; BadRow where it has none."""
         parts = _texts_of(cells, table.source)
-        yield self._passage(parts, tuple(_texts_of(cells, table.target)), cells.place, table)
+        yield self.passage(parts, tuple(_texts_of(cells, table.target)), cells.place, table)
 
-    def _passage(self, parts: list[str], references: tuple[str, ...], place: str, table: TableSettings) -> Passage:
+    def passage(self, parts: list[str], references: tuple[str, ...], place: str, table: TableSettings) -> Passage:
+        """A source in one or several parts."""
         source = self.between.join(part.strip() for part in parts)
         return Passage(source, references, self.simple(parts), place)
 
@@ -131,7 +132,7 @@ class Write(TaskKind[Passage]):
         return (text or table.source,)
 
     def item(self, cells: Cells, columns: Sequence[str], table: TableSettings) -> Passage:
-        return self._passage(_texts_of(cells, columns[0]), (), cells.place, table)
+        return self.passage(_texts_of(cells, columns[0]), (), cells.place, table)
 
     def key(self, item: Passage) -> Hashable:
         return item.source
@@ -306,17 +307,18 @@ class Reply(Translate):
         if len(turns) < 2:
             raise BadRow("one turn", f"column {table.source!r} has one turn: nothing is said next")
         for number in range(1, len(turns)):
-            yield self._passage(turns[:number], (turns[number],), cells.place, table)
+            yield self.passage(turns[:number], (turns[number],), cells.place, table)
 
-    def _passage(self, parts: list[str], references: tuple[str, ...], place: str, table: TableSettings) -> Passage:
-        return super()._passage(parts[-table.turns :], references, place, table)
+    def passage(self, parts: list[str], references: tuple[str, ...], place: str, table: TableSettings) -> Passage:
+        return super().passage(parts[-table.turns :], references, place, table)
 
     def simple(self, parts: Sequence[str]) -> str:
         return parts[-1]
 
 
-def text_from(draft: Draft, written: Tokenizer) -> str:
-    return written.decode(draft.ids).strip()
+def text_from(draft: Draft, written: Tokenizer, *, strip: bool = True) -> str:
+    text = written.decode(draft.ids)
+    return text.strip() if strip else text
 
 
 def _texts_of(cells: Cells, column: str) -> list[str]:
