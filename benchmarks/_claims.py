@@ -57,6 +57,7 @@ def _commands() -> list[Command]:
         Command("blimp", "--precision bf16", f"{TINY} --precision fp32"),
         Command("prepare", quick="--rounds 1 --megabytes 1 --vocab-size 2048"),
         Command("serve", quick="--size tiny --rounds 1 --texts 20 --requests 60 --seconds 2 --slow 10"),
+        Command("write", quick=f"{TINY} --steps 2 --batch 4 --length 8 --longest 6 --decode-batches 1"),
         Command("time_to_loss"),
     ]
     return found
@@ -94,6 +95,8 @@ def _claims() -> dict[str, Claim]:
     found["fine-tuning on SST-2, start to end"] = Claim(2.0, 2.0)
     found["BLiMP sentences, small, bf16"] = Claim(3.0, 3.0)
     found["predict, base, mixed lengths of 48, bf16"] = Claim(3.0, 3.0)
+    found["training to write, small, 24 tokens a side, batch 16, bf16"] = Claim(1.5, 2.0)
+    found["writing, small, beam 4, batch 16, bf16"] = Claim(1.5, 3.0)
     found["serve, throughput, base, bf16, 16 clients"] = Claim(3.0, 3.0)
     return found
 

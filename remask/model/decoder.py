@@ -179,6 +179,7 @@ class Decoder(nn.Module):
             self.ffns = nn.ModuleList(Ffn(settings) for _ in self._used(settings.ffn_index))
             self.norm = layer_norm(settings, settings.hidden_size) if settings.norm == "pre" else None
         self.lm = MaskedLm(own)
+        self.packed: nn.Module | None = None  # the output matrix once more, as products want it (model/packed)
 
     def _used(self, index_of: Callable[[int], int]) -> list[int]:
         """The encoder's modules that the decoder's layers have a counterpart of."""
@@ -252,6 +253,8 @@ class Decoder(nn.Module):
 
     def logits(self, encoder: Encoder, x_TD: torch.Tensor) -> torch.Tensor:
         """logits_TV."""
+        if self.packed is not None:
+            return self.packed(self.lm.features(x_TD))
         return self.lm(x_TD, self.tokens(encoder).weight)
 
     # -------------------------------------------------------------------------------- one token after the other

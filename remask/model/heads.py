@@ -35,8 +35,12 @@ class MaskedLm(nn.Module):
 
     def forward(self, hidden_MD: torch.Tensor, embeddings_VE: torch.Tensor) -> torch.Tensor:
         """logits_MV."""
-        x_ME = self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
-        return F.linear(x_ME, embeddings_VE if self.decoder is None else self.decoder.weight, self.bias)
+        matrix_VE = embeddings_VE if self.decoder is None else self.decoder.weight
+        return F.linear(self.features(hidden_MD), matrix_VE, self.bias)
+
+    def features(self, hidden_MD: torch.Tensor) -> torch.Tensor:
+        """x_ME, before the large matrix."""
+        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
 
 
 class Pooler(nn.Module):

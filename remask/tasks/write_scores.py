@@ -72,7 +72,9 @@ def paired_bootstrap(texts: Sequence[str], others: Sequence[str], references: Re
     streams = _streams(references)
     metrics = {"bleu": sacrebleu.BLEU(references=streams), "chrf": sacrebleu.CHRF(references=streams)}
     _, results = PairedTest(systems, metrics, references=None, test_type="bs", n_samples=NUM_DRAWS)()
-    return {name: float(getattr(results[name][1], "p_value")) for name in metrics}  # noqa: B009 (a str or a Result)
+    # By the library's own names (BLEU, chrF2): for each the first list's result, then that of the second with its p.
+    found = {name.lower().rstrip("2"): rows[1] for name, rows in results.items()}
+    return {name: float(found[name].p_value) for name in metrics}  # pyrefly: ignore
 
 
 def rouge(texts: Sequence[str], references: References) -> dict[str, float]:

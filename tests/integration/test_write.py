@@ -74,7 +74,7 @@ def taught(encoder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("write")
     train = write_pairs(folder / "train.jsonl", 1200, 1)
     dev = write_pairs(folder / "dev.jsonl", 60, 2)
-    values = finetune(run_for(encoder, train, dev, **{"train.epochs": 4.0}), folder / "out", progress=quiet())
+    values = finetune(run_for(encoder, train, dev, **{"train.epochs": 9.0}), folder / "out", progress=quiet())
     assert values["metric"] == "likelihood"
     assert values["metrics"]["chrf"] > 70, values["metrics"]
     assert values["metrics"]["perplexity"] < 1.6
@@ -179,7 +179,7 @@ def test_bad_input(encoder: Path, taught: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"rows.jsonl:17: column 'target' has no text; mend it, or leave such rows out"):
         tried([*good, {"source": " red", "target": " "}])
     assert tried([*good, {"source": " red", "target": " "}], **{"table.bad_rows": "drop"})["data"]["dropped"] == {
-        "empty text": 1
+        "empty text": 2  # the same file trains and scores
     }
     long = {"source": " red" * 80, "target": " red" * 30}
     assert tried([*good, long])["texts_cut"] == 4  # source and target, in both files
@@ -189,7 +189,7 @@ def test_bad_input(encoder: Path, taught: Path, tmp_path: Path) -> None:
         tried(good, **{"decoder.num_layers": 5})
     with pytest.raises(ConfigError, match="lora is not for a task that writes"):
         tried(good, learn="lora")
-    with pytest.raises(DataError, match="'target'"):
+    with pytest.raises(ConfigError, match="no column 'target'"):
         tried([{"source": " red"}])
     classes = build_run(PredictRun, options={"model": str(encoder), "file": str(taught / "dev.jsonl")}).run
     with pytest.raises(DataError, match="has no task's head"):
