@@ -133,8 +133,14 @@ def their_training(folder: Path, rows: Rows, options: argparse.Namespace, out: P
                 out[number, : len(row[key])] = torch.from_numpy(row[key])
             return out
 
-        ids = padded("ids", 1)
-        return {"input_ids": ids, "attention_mask": (ids != 1).long(), "labels": padded("labels", -100)}
+        ids, labels = padded("ids", 1), padded("labels", -100)
+        # With label smoothing the Trainer takes the labels away, so the model must be told what the decoder reads.
+        told = torch.cat([torch.zeros(len(batch), 1, dtype=torch.int64), labels[:, :-1]], dim=1)
+        told = told.masked_fill(told == -100, 1)
+        return {
+            "input_ids": ids, "attention_mask": (ids != 1).long(), "labels": labels, "decoder_input_ids": told,
+            "decoder_attention_mask": (told != 1).long(),
+        }  # fmt: skip
 
     assert rows.labels is not None
     data = [{"ids": ids, "labels": label} for ids, label in zip(rows.ids, rows.labels, strict=True)]

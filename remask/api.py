@@ -187,6 +187,9 @@ def finetune(
     text: str | None = None,
     text2: str | None = None,
     label: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    target_tokenizer: StrPath | None = None,
     seeds: int | None = None,
     epochs: float | None = None,
     learn: str | None = None,
@@ -196,9 +199,11 @@ def finetune(
 ) -> dict[str, Any]:
     """Teach a pretrained model a task of your own or of the papers.
 
-    `task`: classify, regress, multilabel, pair, ner, qa, choice, or a named one such as "glue:sst2". `init`: the model
-    to start from. `train`, `dev`: labelled files; without `dev` a fifth of `train` is set aside. `text`, `text2`,
-    `label`: columns. `data`: the folder of a named task's files, instead of `train` and `dev`.
+    `task`: classify, regress, multilabel, pair, ner, qa, choice, write, translate, summarise, reply, or a named one
+    such as "glue:sst2". `init`: the model to start from. `train`, `dev`: labelled files; without `dev` a fifth of
+    `train` is set aside. `text`, `text2`, `label`: columns; of a task that writes `source` and `target`, whose
+    vocabulary may be another one (`target_tokenizer`). `data`: the folder of a named task's files, instead of
+    `train` and `dev`.
 
     The result has `metrics`, `spread` over the seeds, `notes`, and `model`, the folder of the best seed's model.
 
@@ -212,6 +217,7 @@ def finetune(
     keywords = {
         "task": task, "init": init, "train_file": train, "dev_file": dev, "data": data, "table.text": text,
         "table.text2": text2, "table.label": label, "seeds": seeds, "train.epochs": epochs, "learn": learn,
+        "table.source": source, "table.target": target, "target_tokenizer": target_tokenizer,
     }  # fmt: skip
     recipe = recipe_of(task) if run is None else ()
     built = _run(FinetuneRun, "finetune", run, keywords, settings, recipe)

@@ -7,6 +7,7 @@ checked (--dry-run), and of what needs the papers' benchmarks only the run is bu
 from __future__ import annotations
 
 import csv
+import json
 import random
 import re
 import shlex
@@ -71,6 +72,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             rows = csv.writer(file)
             rows.writerow(["body", "topic"])
             rows.writerows([passage(topic, 2), topic] for topic in list(SUBJECTS) * 12)
+    pairs = [{"en": passage("lift", 1), "de": passage("rent", 1)} for _ in range(30)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

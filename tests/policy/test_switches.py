@@ -199,6 +199,14 @@ FINETUNE: dict[str, Any] = {
     "train.epochs": 3.0,
     "train.precision": "fp32",
 }
+# A writer that has learned a little, so that its texts differ by how they are written.
+WRITE = {
+    "task": "write",
+    "train_file": "pairs.jsonl",
+    "rows.target_length": 8,
+    "train.learning_rate": 0.02,
+    "dropout": 0.0,
+}
 FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "rows.stride": {"task": "squad1", "rows.max_length": 64, "rows.stride": 8},
     "rows.overlap": {"rows.long_texts": "windows", "rows.max_length": 8},
@@ -209,6 +217,11 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "loss.choice": {"task": "choice", "rows.max_length": 64, "train_file": "choice.jsonl"},
     "temperature": {"tasks": ["train.jsonl", "skewed.jsonl"]},
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
+    **{key: WRITE for key in ("decoder.weights", "decoder.num_layers", "loss.label_smoothing", "batch.num_tokens")},
+    "table.turns": {**WRITE, "task": "reply", "train_file": "turns.jsonl"},
+    **{f"decode.{name}": WRITE for name in ("by", "beams", "no_repeat", "cached")},
+    "decode.length_penalty": {**WRITE, "decode.beams": 3},
+    **{f"decode.{name}": {**WRITE, "decode.by": "sampling"} for name in ("temperature", "top_k", "top_p", "seed")},
 }
 FINETUNE_SWITCHES = [one for one in switches(FinetuneRun) if not one.key.startswith("train.")]
 
@@ -223,7 +236,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
 
     folder = tmp_path_factory.mktemp("finetune")
     vocab_size = load_tokenizer(tiny_tokenizers["byte-bpe"]).vocab_size
-    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "ffn_size": 32, "max_length": 64}
+    sizes = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "ffn_size": 32, "max_length": 64}
     settings = ModelSettings.model_validate({"vocab_size": vocab_size, **sizes})
     save_model(folder / "model", build_network(settings, HeadSettings(masked_lm=True), 1), tiny_tokenizers["byte-bpe"])
     rows = [{"text": f"the {'fox' if i % 3 else 'dog'} " * (1 + i % 9), "label": "ab"[i % 2]} for i in range(40)]
@@ -235,7 +248,23 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
         (folder / f"{part}.json").write_text(json.dumps(squad))
     skewed = [{**row, "label": "ab"[i % 4 == 0]} for i, row in enumerate(rows)]
     choices = [{"question": "Who?", "options": ["a fox", f"dog {i}", "it"], "answer": i % 3} for i in range(24)]
-    files = {"train": rows, "bad": [*rows, {"text": "", "label": "a"}], "skewed": skewed, "choice": choices}
+    beings = ("fox", "dog", "river", "Mary")
+    pairs = [
+        {"source": beings[i % 4] + " the" * (i % 3), "target": f"{beings[(i + 1) % 4]} {beings[i % 3]}"}
+        for i in range(40)
+    ]
+    turns = [
+        {"source": [f"{beings[i % 4]}?", beings[i % 3], "the lazy dog"], "target": beings[(i + 1) % 4]}
+        for i in range(24)
+    ]
+    files = {
+        "pairs": pairs,
+        "turns": turns,
+        "train": rows,
+        "bad": [*rows, {"text": "", "label": "a"}],
+        "skewed": skewed,
+        "choice": choices,
+    }
     for name, lines in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -246,7 +275,9 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
     from safetensors.numpy import load_file
 
     file = "train.json" if settings.get("task") == "squad1" else settings.get("train_file", "train.jsonl")
-    dev = {"squad1": "dev.json", "choice": "choice.jsonl"}.get(settings.get("task", ""), "train.jsonl")
+    dev = {"squad1": "dev.json", "choice": "choice.jsonl", "write": "pairs.jsonl", "reply": "turns.jsonl"}.get(
+        settings.get("task", ""), "train.jsonl"
+    )
     files: dict[str, Any] = {"train_file": str(start / file), "dev_file": str(start / dev)}
     if several := settings.get("tasks"):
         files = {
