@@ -1,6 +1,6 @@
 # make run    set-up and the main job: CORPUS=path MINUTES=5 OUT=folder
 # make test   set-up and all tests          make bench  set-up and the speed table
-# make setup  only the set-up               make soak   the long fault tests: ROWS=1,3,27-40
+# make setup  only the set-up               make soak   the long fault tests: ROWS=1,3,27-40,31=50
 # Works from any folder (make -f .../Makefile run), again after an interruption, and reinstalls only what changed.
 
 SELF   := $(abspath $(MAKEFILE_LIST))

@@ -1,10 +1,10 @@
 """Our batches, read from shards, laid out and masked: beside a training step, and beside transformers' collator.
 
 The first JSON line is what a batch of 32 x 128 costs as a share of the step that uses it: forward, backward and
-optimizer of roberta_small with a vocabulary of 16,384, turn by turn in this process, no worker, no prefetch; `ratio` is
+optimizer of roberta_small with a vocabulary of 16,384, alternating in this process, no worker, no prefetch; `ratio` is
 in percent. The last line is rows per second beside DataCollatorForLanguageModeling, which gets its rows as run_mlm.py's
 datasets hand them over (lists of ids with a special-tokens mask, already in memory) and pads and masks them; ours
-starts from token shards on disk. Both make the same rows of the same length, turn by turn in one process.
+starts from token shards on disk. Both make the same rows of the same length, alternating in one process.
 """
 
 from __future__ import annotations

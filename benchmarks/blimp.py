@@ -2,7 +2,7 @@
 
 The peer is what one writes with transformers: every masked copy of every sentence, padded in batches, logits
 everywhere, log-softmax, pick the masked token. Ours runs copies of one length together and computes logits at the
-masked places only. Both score the same sentences with the same weights, turn by turn in one run, and must agree.
+masked places only. Both score the same sentences with the same weights, alternating in one run, and must agree.
 Last line of `--json`: {"ratio", "peer", "ours", "unit"}.
 """
 

@@ -1,11 +1,12 @@
 """How near our pretraining step comes to the machine: the time of its bare matrix products by the time of the step.
 
-One side is our loop (see pretrain.py); the other, turn by turn in its own process, computes nothing but the products
-that such a step cannot do without, on operands of the same shapes in the same precision: for every linear layer the
-output, the gradient of the input and that of the weights, for attention the two products and their four gradients,
-for the masked-LM head, and in the last layer after its attention, the masked positions only. FLOPs that a step spends
-beyond those count as waste. `ratio` is the share in percent; `peer` the ceiling and `ours` the step in GFLOPS. The same
-share with the rate of the linear layers alone as the ceiling (attention's small products run slower) is told beside it.
+One side is our loop (see pretrain.py); the other alternates with it, in its own process, and computes nothing but the
+products that such a step cannot do without, on operands of the same shapes in the same precision: for every linear
+layer the output, the gradient of the input and that of the weights, for attention the two products and their four
+gradients, for the masked-LM head, and in the last layer after its attention, the masked positions only. FLOPs that a
+step spends beyond those count as waste. `ratio` is the share in percent; `peer` the ceiling and `ours` the step in
+GFLOPS. The same share with the rate of the linear layers alone as the ceiling (attention's small products run slower)
+is told beside it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Batch prediction from file to file: rows per second of `remask predict` beside transformers' pipeline with batches.
 
 Both read the same CSV (texts of mixed lengths), label every row with a classifier of the same weights in the same
-precision, and write a CSV with label and score, each in its own process, turn by turn; opening the model is not timed.
+precision, and write a CSV with label and score, each in its own process, alternating; opening the model is not timed.
 The pipeline gets the rows in the file's order in batches of 32, as its documentation shows it; ours sorts by length in
 pieces of the file and keeps each piece on disk. All scores must agree. Last line: a JSON object with the ratio.
 """

@@ -1,7 +1,7 @@
 """Pretraining: tokens per second of our loop beside the Hugging Face Trainer with DataCollatorForLanguageModeling.
 
 The same RoBERTa (weights, batch, length, dropout 0.1, fused AdamW, clipping), the same rows in the same order, every
-side in a process of its own, turn by turn. The Trainer runs with both of transformers' attention implementations (sdpa,
+side in a process of its own, alternating. The Trainer runs with both of transformers' attention implementations (sdpa,
 its default, and eager); the faster one is the peer. Padding counts for nobody: rows are full blocks. Start-up, saving
 and evaluation are not timed; the first steps belong to no round. The most memory of every process is told as well.
 

@@ -5,7 +5,7 @@ overload  ten times as many requests a second as were answered before: how many 
 slow      the same clients as in `load` beside 500 that send a byte a second: the time that 99 of 100 take (ours only)
 
 The load comes from a process of its own; both servers run the same weights in the same precision (the best that works
-here, or --precision) with the same threads, turn by turn, and must give the same scores. Last line: the throughput.
+here, or --precision) with the same threads, alternating, and must give the same scores. Last line: the throughput.
 """
 
 from __future__ import annotations

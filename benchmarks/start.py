@@ -1,8 +1,8 @@
 """From a cold process to an answer: `remask fill-mask` on a local base model beside the same through transformers.
 
-Every run is a fresh process, turn by turn; files are in the page cache for both, since every side has been run once
-before. The peer is run in two ways, pipeline("fill-mask") and AutoTokenizer with AutoModelForMaskedLM; the faster
-counts. Both must give the same best token. Last line: {"ratio", "peer", "ours", "unit"}.
+Every run is a fresh process and the sides alternate; files are in the page cache for both, since every side has been
+run once before. The peer is run in two ways, pipeline("fill-mask") and AutoTokenizer with AutoModelForMaskedLM; the
+faster counts. Both must give the same best token. Last line: {"ratio", "peer", "ours", "unit"}.
 """
 
 from __future__ import annotations

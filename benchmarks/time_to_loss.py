@@ -2,7 +2,8 @@
 
 data    `remask prepare` of the corpus, once, for both sides: the same vocabulary, the same token shards
 peer    transformers' Trainer with run_mlm.py's recipe (blocks of full length, masks by its collator, post-norm RoBERTa,
-        AdamW, warmup and linear decay to the end of its minutes, bf16), for every --peer-rates; the lowest loss counts
+        AdamW, warmup and linear decay to the end of its minutes, bf16), for every --peer-rates; the lowest loss counts.
+        --peer-start counted gives it our counted embeddings and output bias: what is left is speed and recipe
 ours    `remask pretrain` with --recipe and --set for every --ours-minutes, longest first, until one does not reach it
 Both have the same layers, width, vocabulary and row length and read the same blocks; what else --recipe says (rows a
 step, masks, attention windows, rotary positions, norms, learning rate, first output bias) is our own, and both recipes
@@ -74,7 +75,8 @@ def run_peer(options: argparse.Namespace) -> None:
             intermediate_size=FFN, max_position_embeddings=options.length + 2, layer_norm_eps=1e-5, type_vocab_size=1,
             pad_token_id=tokenizer.pad_id, bos_token_id=tokenizer.bos_id, eos_token_id=tokenizer.eos_id,
         )  # fmt: skip
-        return RobertaForMaskedLM._from_config(config, attn_implementation=options.attention)
+        network = RobertaForMaskedLM._from_config(config, attn_implementation=options.attention)
+        return network if options.peer_start == "random" else with_counts(network, options)
 
     warm, probe = 3, 8 if options.minutes < 1 else 30
     pace = _train(model(), rows, masker, options, rate, warm + probe, folder)[0][warm - 1 :]
@@ -96,6 +98,26 @@ def run_peer(options: argparse.Namespace) -> None:
         "last_training_loss": round(sum(losses[-20:]) / len(losses[-20:]), 4),
     }  # fmt: skip
     (folder / "facts.json").write_text(json.dumps(facts))
+
+
+def with_counts(network: Any, options: argparse.Namespace) -> Any:
+    """The peer's network with the embeddings (tied to its output) and the output bias of our counted start."""
+    import torch
+
+    from remask.data.tokens import Tokens
+    from remask.model.counted import even_scale
+    from remask.progress import Progress
+    from remask.start import StartSettings, counted_vectors
+
+    settings, tokens = StartSettings(embeddings="counted"), Tokens.open(options.work / "prepared")
+    size = network.config.vocab_size
+    counts = counted_vectors(tokens, settings, size, WIDTH, options.work, Progress(quiet=True))
+    vectors = even_scale(counts.vectors_VC, counts.is_counted_V, settings.flatten, settings.std)
+    seen = torch.from_numpy(counts.is_counted_V)
+    with torch.no_grad():
+        network.roberta.embeddings.word_embeddings.weight[seen] = torch.from_numpy(vectors)[seen]
+        network.lm_head.bias.copy_(torch.as_tensor(tokens.log_frequencies(size)))
+    return network
 
 
 def _train(
@@ -141,8 +163,8 @@ def peers(options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     for rate in options.peer_rates.split(","):
         folder = options.work / f"peer-{rate}"
         if not (folder / "facts.json").exists():
-            names = ("length", "batch", "minutes", "precision", "attention", "threads", "work")
-            words = [word for name in names for word in (f"--{name}", str(getattr(options, name)))]
+            names = ("length", "batch", "minutes", "precision", "attention", "threads", "work", "peer_start")
+            words = [w for name in names for w in (f"--{name.replace('_', '-')}", str(getattr(options, name)))]
             command = [sys.executable, __file__, *words, "--side", rate]
             subprocess.run(command, env=environment(options.threads, options.allocator), stdout=sys.stderr, check=True)
         facts = json.loads((folder / "facts.json").read_text())
@@ -204,7 +226,10 @@ def main() -> None:
     parser.add_argument("--prepare", default="", help="more words for remask prepare")
     parser.add_argument("--vocab-size", type=int, default=16_384)
     parser.add_argument("--minutes", type=float, default=20.0, help="of the peer")
-    parser.add_argument("--peer-rates", default="5e-4", help="learning rates; 1e-3 stays on the plateau (measured)")
+    parser.add_argument("--peer-rates", default="3e-4,5e-4,1e-3", help="learning rates; the best one counts")
+    parser.add_argument(
+        "--peer-start", default="random", choices=["random", "counted"], help="of the peer's embeddings"
+    )
     parser.add_argument("--attention", default="eager", choices=["eager", "sdpa"], help="of the peer; see pretrain.py")
     parser.add_argument("--ours-minutes", default="5,4,3,2.5,2", help="schedules to try, longest first")
     parser.add_argument("--recipe", type=Path, default=ROOT / "runs" / "bases" / "modern_small.yaml", help="ours")
@@ -221,7 +246,19 @@ def main() -> None:
         return run_peer(options)
     if not options.corpus.exists():
         parser.error(f"--corpus {options.corpus}: no such file")
-    told = ("corpus", "prepare", "vocab_size", "minutes", "attention", "recipe", "set", "length", "batch", "precision")
+    told = (
+        "corpus",
+        "prepare",
+        "vocab_size",
+        "minutes",
+        "attention",
+        "peer_start",
+        "recipe",
+        "set",
+        "length",
+        "batch",
+        "precision",
+    )
     claim_work(options.work, {name: getattr(options, name) for name in (*told, "threads", "allocator")})
     prepare_data(options)
     found = peers(options)
@@ -247,6 +284,7 @@ def main() -> None:
         "peers": found,
         "tries": tries,
         "our_recipe": {"base": options.recipe.stem, "set": options.set},
+        "peer_start": options.peer_start,
         "peer_recipe": "run_mlm.py: post-norm RoBERTa, dropout 0.1, AdamW, linear schedule, clip 1.0",
         "selected": "of the peer's learning rates the best; of ours the shortest schedule that reached its loss",
     }

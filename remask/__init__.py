@@ -1,6 +1,6 @@
 """remask: RoBERTa as a tool.
 
-`remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `adapt`, `finetune`, `search`, `evaluate`,
+`remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `adapt`, `finetune`, `tune_recipe`, `evaluate`,
 `predict`, `encode`, `export` and `study` do what the verbs of the command line do (`remask --help`, docs/python.md).
 Nothing heavy is imported here: torch comes with the first thing that needs it.
 """
@@ -12,7 +12,7 @@ from remask.progress import Progress
 
 if TYPE_CHECKING:
     from remask.answer.model import load
-    from remask.api import adapt, encode, evaluate, export, finetune, predict, prepare, pretrain, search, study
+    from remask.api import adapt, encode, evaluate, export, finetune, predict, prepare, pretrain, study, tune_recipe
 
 __all__ = [
     "Progress",
@@ -26,8 +26,8 @@ __all__ = [
     "predict",
     "prepare",
     "pretrain",
-    "search",
     "study",
+    "tune_recipe",
 ]
 __version__ = "0.1.0"
 

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from remask import __version__, signals
-from remask.errors import DiskError, MissingInputError, RemaskError, Stopped
+from remask.errors import DiskError, MissingInputError, RemaskError, Stopped, is_out_of_memory
 from remask.visible import visible
 
 # verb -> its line in `remask --help`; each is commands/<verb with _>.py with a click command named `command`.
@@ -26,9 +26,9 @@ VERBS = {
     "prepare": "Raw files -> documents, a vocabulary and token shards.",
     "inspect": "Look into prepared data: counts, samples, batches with their masks.",
     "pretrain": "Train an encoder on prepared data.",
-    "adapt": "A model of somebody else's, continued on text of one's own, measured before and after.",
+    "adapt": "Continue somebody else's model on your own text, measured before and after.",
     "finetune": "Teach a pretrained model a task: your own table, or one of the papers'.",
-    "search": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
+    "tune": "Find the best recipe of a fine-tuning: learning rate, batch, epochs, warmup.",
     "evaluate": "Score a model on tasks (without a head it is fine-tuned first) or a labelled file.",
     "predict": "What a fine-tuned model says about every row of a file.",
     "study": "The papers' tables, or your own, at your scale: which decision matters, with intervals.",
@@ -42,7 +42,7 @@ VERBS = {
     "describe": "Parameters by part, FLOPs, memory and time of a model or run file.",
     "runs": "The run files that come with remask, to be given by name.",
     "switches": "Every design decision that can be turned, its values and its effect.",
-    "doctor": "What this machine can do, and what to do about what it cannot.",
+    "doctor": "What this machine can do, what is not installed, and how to get it.",
 }
 
 
@@ -143,13 +143,11 @@ def _run() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except MemoryError:
-        _fail(_NO_MEMORY, code=DiskError.exit_code)
     except OSError as error:  # what no part foresaw
         kind = MissingInputError if isinstance(error, FileNotFoundError) else DiskError
         _fail(f"{f'{error.filename}: ' if error.filename else ''}{error.strerror or error}", code=kind.exit_code)
-    except RuntimeError as error:
-        if "allocate memory" not in str(error) and "out of memory" not in str(error):  # torch has no error of its own
+    except Exception as error:
+        if not is_out_of_memory(error):
             raise
         _fail(_NO_MEMORY, code=DiskError.exit_code)
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from remask.preparation.settings import PrepareRun
     from remask.pretraining.settings import PretrainRun
     from remask.studies.settings import StudyRun
-    from remask.tune.settings import FinetuneRun, SearchRun
+    from remask.tune.settings import FinetuneRun, TuneRun
 
 StrPath = str | os.PathLike[str]
 Settings = Mapping[str, Any]  # dotted names of a run's settings, as --set takes them: {"train.epochs": 3}
@@ -224,8 +224,8 @@ def finetune(
     return tune(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 
-def search(
-    run: SearchRun | StrPath | None = None,
+def tune_recipe(
+    run: TuneRun | StrPath | None = None,
     *,
     out: StrPath,
     task: str | None = None,
@@ -247,7 +247,7 @@ def search(
     `best_file`, a run file that `finetune` takes as it is.
     """
     from remask.tune.search import search as find
-    from remask.tune.settings import TUNED, SearchRun, recipe_of
+    from remask.tune.settings import TUNED, TuneRun, recipe_of
 
     keywords = {
         "task": task, "init": init, "train_file": train, "dev_file": dev, "data": data, "table.text": text,
@@ -255,7 +255,7 @@ def search(
     }  # fmt: skip
     # What a search varies is not taken from a named task's recipe: a value that is given is not searched.
     recipe = recipe_of(task, [".".join(place) for place in TUNED.values()]) if run is None else ()
-    built = _run(SearchRun, "search", run, keywords, settings, recipe)
+    built = _run(TuneRun, "tune", run, keywords, settings, recipe)
     return find(built, Path(out), progress=progress or Progress(), allow_change=allow_change)
 
 

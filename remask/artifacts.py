@@ -32,6 +32,7 @@ from remask.errors import (
     RemaskError,
     UnavailableError,
 )
+from remask.schema import Json, Values
 
 MANIFEST = "manifest.json"
 MANIFEST_VERSION = 1
@@ -47,7 +48,7 @@ class Artifact:
     """A published folder whose manifest was read and whose files have the sizes it says."""
 
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: Values
 
     @property
     def fingerprint(self) -> str:
@@ -55,7 +56,7 @@ class Artifact:
         return self.manifest["fingerprint"]
 
     @property
-    def counts(self) -> Mapping[str, Any]:
+    def counts(self) -> Values:
         return self.manifest["counts"]
 
     def path(self, name: str) -> Path:
@@ -70,9 +71,9 @@ class Artifact:
 def publish(
     folder: Path,
     stage: str,
-    fill: Callable[[Path], Mapping[str, Any] | None],
+    fill: Callable[[Path], Values | None],
     *,
-    config: Any = None,
+    config: object = None,
     inputs: Mapping[str, str] | None = None,
     replace: bool = False,
     key: str | None = None,
@@ -143,8 +144,8 @@ def publish_filled(
     folder: Path,
     stage: str,
     *,
-    counts: Mapping[str, Any],
-    config: Any = None,
+    counts: Values,
+    config: object = None,
     inputs: Mapping[str, str] | None = None,
 ) -> Artifact:
     """Checksum and sync a filled folder, write its manifest last and rename it into place (same file system)."""
@@ -154,7 +155,7 @@ def publish_filled(
         for path in sorted(p for p in aside.rglob("*") if p.is_file()):
             sync_file(path)
             files[path.relative_to(aside).as_posix()] = {"size": path.stat().st_size, "sha256": sha256_of(path)}
-        manifest: dict[str, Any] = {
+        manifest: Json = {
             "stage": stage,
             "version": MANIFEST_VERSION,
             "config": config,
@@ -198,26 +199,26 @@ def _restore(folder: Path) -> None:
         _retired(folder).rename(folder)
 
 
-def _exchange(one: Path, two: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Two paths change places in one step; False where the system or the file system has no such step."""
-    return _renameat2(one, two, _RENAME_EXCHANGE) == 0
+    return _renameat2(first, second, _RENAME_EXCHANGE) == 0
 
 
-def _renameat2(one: Path, two: Path, flags: int) -> int:
+def _renameat2(first: Path, second: Path, flags: int) -> int:
     """0, or the number of what the system says; ENOSYS where it has no such call."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return errno.ENOSYS
-    failed = rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(two), flags)
+    failed = rename(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), flags)
     return ctypes.get_errno() if failed else 0
 
 
-def _fingerprint(manifest: Mapping[str, Any]) -> str:
+def _fingerprint(manifest: Values) -> str:
     text = json.dumps({k: v for k, v in manifest.items() if k != "fingerprint"}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Whole or not at all: written aside, synced, renamed."""
     write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True) + "\n").encode())
 
@@ -331,20 +332,14 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-# ------------------------------------------------------------------------------------------------- reading
-
-
 # ------------------------------------------------------------------------------- work that goes on after a stop
 
 
-def begin(work: Path, key: Any, made: Sequence[str], name: str = "identity.json") -> bool:
+def begin(work: Path, key: object, made: Sequence[str], name: str = "identity.json") -> bool:
     """Claim the folders `made` inside `work` for what follows from `key` (plain values) alone. Whether they hold what
     an earlier attempt left for the same key; what was left for another one is removed first."""
     record, key = work / name, json.loads(json.dumps(key))
-    try:
-        is_same = json.loads(record.read_bytes()) == key
-    except (OSError, ValueError):
-        is_same = False
+    is_same = _kept_key(record) == key
     with output_errors(work):
         if not is_same:
             record.unlink(missing_ok=True)
@@ -357,7 +352,15 @@ def begin(work: Path, key: Any, made: Sequence[str], name: str = "identity.json"
     return is_same
 
 
-def finish(record: Path, facts: Any, files: Sequence[Path] = ()) -> None:
+def _kept_key(record: Path) -> Any | None:
+    """The key that an earlier attempt wrote down, None where there was none."""
+    try:
+        return json.loads(record.read_bytes())
+    except (OSError, ValueError):
+        return None
+
+
+def finish(record: Path, facts: object, files: Sequence[Path] = ()) -> None:
     """Write, last of all, that a piece of work is done: plain facts about it and the checksums of what it made."""
     with output_errors(record):
         sums = {os.path.relpath(file, record.parent): sha256_of(file) for file in files}
@@ -374,6 +377,17 @@ def finished(record: Path, *, verify: bool = True) -> Any | None:
         return content["facts"] if is_whole else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def once(record: Path, make: Callable[[], Json]) -> Json:
+    """What `make` gives, or gave when this was done before."""
+    if finished(record) is None:
+        with output_errors(record):
+            record.parent.mkdir(parents=True, exist_ok=True)
+        finish(record, make())
+    facts = finished(record)
+    assert facts is not None
+    return facts
 
 
 # ------------------------------------------------------------------------------------------------- opening
@@ -397,13 +411,13 @@ def open_artifact(folder: Path, stage: str, *, verify: bool = False) -> Artifact
         raise DataError(f"{folder}: holds {manifest['stage']}, but {stage} is needed here")
     if manifest["version"] != MANIFEST_VERSION:
         raise DataError(f"{folder}: layout version {manifest['version']}, this remask reads {MANIFEST_VERSION}")
-    for name, facts in manifest["files"].items():
+    for name, expected in manifest["files"].items():
         file = folder / name
         if not file.is_file() or file.is_symlink():
             raise DataError(f"{file}: is missing")
-        if (size := file.stat().st_size) != facts["size"]:
-            raise DataError(f"{file}: has {size:,} bytes, should have {facts['size']:,}: damaged")
-        if verify and sha256_of(file) != facts["sha256"]:
+        if (size := file.stat().st_size) != expected["size"]:
+            raise DataError(f"{file}: has {size:,} bytes, should have {expected['size']:,}: damaged")
+        if verify and sha256_of(file) != expected["sha256"]:
             raise DataError(f"{file}: does not match its checksum: damaged")
     return Artifact(folder, manifest)
 
@@ -441,7 +455,7 @@ class Work:
 
     folder: Path
     out: Path
-    result: dict[str, Any] | None = None
+    result: Json | None = None
 
     def path(self, name: str) -> Path:
         return self.folder / name
@@ -457,12 +471,13 @@ class Work:
         """A piece that need not be done again."""
         write_bytes(self.piece(number), data)
 
-    def finish(self, whole: Path, result: Mapping[str, Any], beside: Mapping[Path, Path] | None = None) -> None:
+    def finish(self, whole: Path, result: Values, beside: Mapping[Path, Path] | None = None) -> None:
         """The finished file under its name, and `beside` it others that belong to it, which come first. Their own old
         ones are replaced; the file itself is new."""
         with output_errors(self.out):
             sync_file(whole)
-            write_json(self.path(_RESULT), {"sha256": sha256_of(whole), "result": dict(result)})
+            sums = {os.path.relpath(self.out, self.folder): sha256_of(whole)}  # as `finished` will look for it
+            write_json(self.path(_RESULT), {"facts": dict(result), "sha256": sums})
             for source, target in (beside or {}).items():
                 sync_file(source)
                 source.replace(target)
@@ -474,7 +489,7 @@ _KEY, _RESULT = "key.json", "result.json"
 
 
 @contextlib.contextmanager
-def work_on(out: Path, key: Mapping[str, Any]) -> Iterator[Work]:
+def work_on(out: Path, key: Values) -> Iterator[Work]:
     """Work on a new file that goes on after a stop, by one process at a time.
 
     Pieces are kept in `.NAME.work` beside it, under `key`: what makes two commands the same one. The same command finds
@@ -493,24 +508,21 @@ def work_on(out: Path, key: Mapping[str, Any]) -> Iterator[Work]:
                 shutil.rmtree(folder, ignore_errors=True)  # done, or nothing to lose
 
 
-def _begin(work: Work, key: Mapping[str, Any]) -> None:
-    kept = work.path(_KEY)
-    known = json.loads(kept.read_bytes()) if kept.is_file() else None
-    changed = differences(known, key) if known is not None else []
+def _begin(work: Work, key: Values) -> None:
+    known = _kept_key(work.path(_KEY))
+    changed = differences(known or {}, key) if known is not None or work.pieces() else []
     if changed and work.pieces():
         raise ConfigError(
             f"{work.out}: another command began this file; choose another --out or remove {work.folder}:",
             *(f"{name}: {json.dumps(old)} -> {json.dumps(new)}" for name, old, new in changed),
         )
     if work.out.exists() or work.out.is_symlink():
-        if not changed and work.path(_RESULT).is_file():
-            done = json.loads(work.path(_RESULT).read_bytes())
-            if work.out.is_file() and sha256_of(work.out) == done["sha256"]:
-                work.result = done["result"]
-                return
+        work.result = None if changed else finished(work.path(_RESULT))
+        if work.result is not None:
+            return
         check_free(work.out)
     if known is None or changed:
-        write_json(kept, key)
+        write_json(work.path(_KEY), key)
 
 
 @contextlib.contextmanager

@@ -187,7 +187,7 @@ NAMED_RUNS = {
     "prepare": ("prepare",),
     "pretrain": ("pretrain", "bases", "ablations"),
     "finetune": ("finetune",),
-    "search": ("search",),
+    "tune": ("tune",),
     "evaluate": ("evaluate",),
     "study": ("studies",),
 }
@@ -441,10 +441,10 @@ def fingerprint(value: Any) -> str:
 def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     """(key, old value, new value) for every leaf that differs."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found: list[tuple[str, Any, Any]] = []
+        changes: list[tuple[str, Any, Any]] = []
         for key in [*old, *(k for k in new if k not in old)]:
-            found += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-        return found
+            changes += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+        return changes
     return [] if old == new else [(prefix, old, new)]
 
 

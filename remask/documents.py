@@ -9,7 +9,7 @@ are read, cleaned or chosen (text/).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ import numpy as np
 
 from remask.artifacts import Artifact, open_artifact, output_errors
 from remask.errors import DataError
+from remask.schema import Json, Values
 from remask.visible import visible
 
 STAGE = "documents"
@@ -86,7 +87,7 @@ class DocumentWriter:
                 file.close()
 
 
-def _map(path: Path, dtype: np.dtype[Any]) -> np.ndarray:
+def _map(path: Path, dtype: np.dtype) -> np.ndarray:
     """A read-only memory map; an empty file, which cannot be mapped, is an empty array."""
     size = path.stat().st_size
     if size % dtype.itemsize:
@@ -134,10 +135,10 @@ class DocumentShard:
         """Where each place's line ends, its newline included; a zero before the first."""
         return np.append(0, np.flatnonzero(self._places == ord("\n")) + 1)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Json:
         return {"folder": self.folder, "name": self.name}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Json) -> None:
         self.__dict__.update(state)
 
     def __len__(self) -> int:
@@ -180,7 +181,7 @@ class Documents:
     shards: list[DocumentShard]
 
     @property
-    def counts(self) -> Mapping[str, Any]:
+    def counts(self) -> Values:
         return self.artifact.counts
 
     def of(self, split: Split) -> list[DocumentShard]:
@@ -190,7 +191,7 @@ class Documents:
 def read_documents(folder: Path, *, verify: bool = False) -> Documents:
     """Open a published documents folder; damaged or unfinished ones are refused."""
     artifact = open_artifact(folder, STAGE, verify=verify)
-    shards = [DocumentShard(folder, str(facts["name"])) for facts in artifact.counts["shards"]]
+    shards = [DocumentShard(folder, str(counts["name"])) for counts in artifact.counts["shards"]]
     for shard in shards:
         for suffix in SUFFIXES:
             artifact.path(f"{shard.name}{suffix}")

@@ -89,3 +89,10 @@ def _from_here(path: Path) -> str:
     """As short as a shell in this folder takes it."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the machine had too little memory: torch says so in a RuntimeError's words only, and oneDNN's are that a
+    kernel could not be made."""
+    words = ("allocate memory", "out of memory", "could not create a primitive", "could not create a memory")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)

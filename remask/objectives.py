@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from remask.config import Config, switch
-from remask.schema import IGNORE, Array, Batch, Loss, Part
+from remask.schema import IGNORE, Array, Batch, Loss, LossPart
 
 # Shapes: B rows of a batch, S positions of a row, M predicted positions, D width, V vocabulary.
 
@@ -60,8 +60,8 @@ class Pretraining:
         return {name: counts[name] for name in self.weights}
 
     def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
-        parts: dict[str, Part] = {}
-        metrics: dict[str, Part] = {}
+        parts: dict[str, LossPart] = {}
+        metrics: dict[str, LossPart] = {}
         masked, causal = self._split(batch)
         if masked is not None:
             self._masked(model, masked, step, parts, metrics)
@@ -75,7 +75,7 @@ class Pretraining:
         return None if step is None else Noise(self._seed, step, batch.example_ids_B)
 
     def _masked(
-        self, model: Any, batch: Batch, step: int | None, parts: dict[str, Part], metrics: dict[str, Part]
+        self, model: Any, batch: Batch, step: int | None, parts: dict[str, LossPart], metrics: dict[str, LossPart]
     ) -> None:
         from remask.model.loss import cross_entropy
 
@@ -85,22 +85,22 @@ class Pretraining:
         hidden_BSD = model.encode(batch, noise, wanted_M=wanted_M)
         labels_M = _given(batch.masked_labels_M)
         loss, correct = model.masked_lm_loss(hidden_BSD, batch.masked_positions_M, labels_M)
-        parts["mlm"] = Part(loss, len(labels_M))
-        metrics["accuracy"] = Part(correct, len(labels_M))
+        parts["mlm"] = LossPart(loss, len(labels_M))
+        metrics["accuracy"] = LossPart(correct, len(labels_M))
         if pairs_B is not None:
             rows_R = (pairs_B != IGNORE).nonzero().squeeze(1)
             logits_B2 = model.sentence(hidden_BSD, batch.lengths_B, noise)
             loss, correct = cross_entropy(logits_B2[rows_R], pairs_B[rows_R])
-            parts["sentence"] = Part(loss, len(rows_R))
-            metrics["sentence_accuracy"] = Part(correct, len(rows_R))
+            parts["sentence"] = LossPart(loss, len(rows_R))
+            metrics["sentence_accuracy"] = LossPart(correct, len(rows_R))
 
-    def _causal(self, model: Any, batch: Batch, step: int | None, parts: dict[str, Part]) -> None:
+    def _causal(self, model: Any, batch: Batch, step: int | None, parts: dict[str, LossPart]) -> None:
         """Every token from those to its left, on the text as it stood before masking."""
         hidden_BSD = model.encode(batch, self._noise(batch, step), causal=True)
         positions_M = _predicts_next(batch).flatten().nonzero().squeeze(1)
         labels_M = batch.input_ids_BS.flatten()[positions_M + 1]
         loss, _ = model.masked_lm_loss(hidden_BSD, positions_M, labels_M)
-        parts["causal"] = Part(loss, len(positions_M))
+        parts["causal"] = LossPart(loss, len(positions_M))
 
     def _split(self, batch: Batch) -> tuple[Batch | None, Batch | None]:
         """The rows for the masked and for the left-to-right loss (those with their text put back)."""

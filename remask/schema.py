@@ -13,6 +13,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 Array = Any
+Json = dict[str, Any]  # a JSON object: plain values by name, such as what a verb prints with --json
+Values = Mapping[str, Any]  # the same where it is only read
 IGNORE = -100  # a label that is not predicted, as everywhere in this ecosystem
 
 
@@ -79,9 +81,9 @@ class BatchSource(Protocol):
         """Of a full step, padding not counted."""
         ...
 
-    def first_cursor(self) -> dict[str, Any]: ...
+    def first_cursor(self) -> Json: ...
 
-    def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]: ...
+    def take(self, cursor: Json) -> tuple[list[Batch], Json]: ...
 
     def with_steps(self, num_steps: int) -> BatchSource:
         """The same source in a run of so many steps, where batches depend on that (short rows first, growing masks)."""
@@ -102,7 +104,7 @@ class BatchSource(Protocol):
 
 
 @dataclass(frozen=True)
-class Part:
+class LossPart:
     """A sum and what it is a sum over: a part of the loss, or a metric that is averaged the same way."""
 
     sum: Any
@@ -113,8 +115,8 @@ class Part:
 class Loss:
     """Sums by name (`mlm`, `sentence`, `causal`, `task`) with their counts, and metrics such as accuracy."""
 
-    parts: Mapping[str, Part]
-    metrics: Mapping[str, Part]
+    parts: Mapping[str, LossPart]
+    metrics: Mapping[str, LossPart]
 
 
 class Objective(Protocol):

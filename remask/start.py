@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from remask import artifacts
 from remask.config import Config, fingerprint, setting, switch
 from remask.errors import DataError, MissingInputError
 from remask.progress import Progress
+from remask.schema import Json, Values
 
 if TYPE_CHECKING:
     from remask.data.tokens import Tokens
@@ -97,7 +98,7 @@ class StartSettings(Config):
         8.0, "learned positions without a window: logit of the nearest token", effect="math", samples=[4.0], gt=0
     )
 
-    def counting(self) -> dict[str, Any]:
+    def counting(self) -> Json:
         """What the vectors follow from."""
         names = ("weights", "smoothing", "shift", "least_count", "most_tokens", "iterations")
         return {name: getattr(self, name) for name in names}
@@ -126,10 +127,10 @@ def start_network(
         width = network.settings.embedding_width
         if settings.attention == "neighbours":
             width -= counted.num_wave_columns(network.settings)
-        found = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
-        vectors_VC = counted.even_scale(found.vectors_VC, found.is_counted_V, settings.flatten, settings.std)
-        counted.start_embeddings(network, vectors_VC, found.is_counted_V, settings.std)
-        _say_what_is_missing(found, width, progress)
+        start = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
+        vectors_VC = counted.even_scale(start.vectors_VC, start.is_counted_V, settings.flatten, settings.std)
+        counted.start_embeddings(network, vectors_VC, start.is_counted_V, settings.std)
+        _say_what_is_missing(start, width, progress)
     if settings.attention == "neighbours":
         counted.start_attention(
             network,
@@ -175,9 +176,9 @@ def complete_network(
     if run_folder is None:
         return
     width = network.settings.embedding_width
-    found = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
-    vectors_VC = counted.even_scale(found.vectors_VC, found.is_counted_V, settings.flatten, 1.0)
-    explained = counted.fit_new_rows(network, (vectors_VC, found.is_counted_V), old_ids, frequencies_V, pieces)
+    start = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
+    vectors_VC = counted.even_scale(start.vectors_VC, start.is_counted_V, settings.flatten, 1.0)
+    explained = counted.fit_new_rows(network, (vectors_VC, start.is_counted_V), old_ids, frequencies_V, pieces)
     if explained is None:
         why = f"fewer than {counted.MIN_TEACHERS} tokens of the text are known"
         _start_without_counts(network, old_ids, pieces, why, progress)
@@ -201,9 +202,9 @@ def _start_without_counts(
     progress.say(f"  {num_new:,} new tokens start at the mean of their pieces: {why}")
 
 
-def _say_what_is_missing(found: Counted, width: int, progress: Progress) -> None:
-    size, rank = found.vectors_VC.shape
-    seen = int(found.is_counted_V.sum())
+def _say_what_is_missing(counted: Counted, width: int, progress: Progress) -> None:
+    size, rank = counted.vectors_VC.shape
+    seen = int(counted.is_counted_V.sum())
     if seen < size // 2:
         progress.warn(
             f"start.embeddings = counted: only {seen:,} of {size:,} entries of the vocabulary are in the text that was "
@@ -255,7 +256,7 @@ def counted_vectors(
 
 def _training_files(tokens: Tokens) -> dict[str, str]:
     """Checksums of what is counted. Held-out shards are no part of it."""
-    manifest: Mapping[str, Any] = artifacts.open_artifact(tokens.folder, "prepared").manifest["files"]
+    manifest: Values = artifacts.open_artifact(tokens.folder, "prepared").manifest["files"]
     names = [shard.name for source in tokens.sources.values() for shard in source.shards]
     return {
         f"{name}.{suffix}": manifest[f"{name}.{suffix}"]["sha256"] for name in names for suffix in ("tokens", "offsets")
@@ -295,7 +296,7 @@ def _count(
     return vectors_VC, is_counted_V
 
 
-def _fill(aside: Path, vectors_VC: np.ndarray, is_counted_V: np.ndarray) -> dict[str, Any]:
+def _fill(aside: Path, vectors_VC: np.ndarray, is_counted_V: np.ndarray) -> Json:
     np.save(aside / "vectors.npy", vectors_VC)
     np.save(aside / "is_counted.npy", is_counted_V)
     return {"tokens_counted": int(is_counted_V.sum()), "columns": vectors_VC.shape[1]}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remask.schema import Batch, Loss, Part
+from remask.schema import Batch, Loss, LossPart
 from remask.tasks.kind import TaskKind, TaskLoss
 
 
@@ -32,8 +32,8 @@ class TaskObjective:
             noise = Noise(self.seed, step, batch.example_ids_B)
         sums, right = self.kind.losses(model, batch, noise, self.plan)
         counts = self.counts(batch)
-        parts = {name: Part(total, counts[name]) for name, total in sums.items()}
-        return Loss(parts, {} if right is None else {"accuracy": Part(right, counts["task"])})
+        parts = {name: LossPart(total, counts[name]) for name, total in sums.items()}
+        return Loss(parts, {} if right is None else {"accuracy": LossPart(right, counts["task"])})
 
 
 class MixedObjective:

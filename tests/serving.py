@@ -46,19 +46,8 @@ class Served:
     """The running server."""
 
     def __init__(self, words: list[str], **environ: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "remask",
-            "serve",
-            *words,
-            "--port",
-            "0",
-            "--precision",
-            "fp32",
-            "--json",
-            "-q",
-        ]
+        usual = ["--port", "0", "--precision", "fp32", "--json", "-q"]  # what is given comes after and counts
+        command = [sys.executable, "-m", "remask", "serve", *usual, *words]
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(**environ)
         )

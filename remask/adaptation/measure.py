@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remask import signals
 from remask.config import fingerprint
 from remask.errors import DataError
+from remask.schema import Batch, Json
 from remask.tables import read_cells
 
 if TYPE_CHECKING:
     from remask.adaptation.settings import PairsSettings
     from remask.answer.model import Model
     from remask.data.settings import DataSettings
-    from remask.documents import Documents
+    from remask.documents import Documents, DocumentShard
     from remask.model.network import Network
     from remask.tokenizer import Tokenizer
 
@@ -45,7 +46,7 @@ def held_out_measures(
     from remask.data.evaluation import evaluation_batches, is_comparable, word_batches
     from remask.objectives import held_out
 
-    def until_stopped(batches: Sequence[Any]) -> Any:
+    def until_stopped(batches: Sequence[Batch]) -> Iterator[Batch]:
         for batch in batches:
             signals.check()
             yield batch
@@ -93,7 +94,7 @@ def hidden_words(documents: Documents, source: str, seed: int, count: int = 6) -
     return [hidden for _, hidden in sorted(drawn, key=lambda pair: pair[0])[:count]]
 
 
-def _sentences(shard: Any, index: int) -> list[str]:
+def _sentences(shard: DocumentShard, index: int) -> list[str]:
     """Of a length that can be shown and understood."""
     raw = shard.raw(index)
     starts = [*shard.sentence_starts(index).tolist(), len(raw)]
@@ -109,11 +110,11 @@ def _choices(sentence: str) -> list[re.Match[str]]:
 
 
 def _hide(sentence: str, seed: int) -> Hidden:
-    match = min(_choices(sentence), key=lambda one: fingerprint([seed, sentence, one.start()]))
+    match = min(_choices(sentence), key=lambda choice: fingerprint([seed, sentence, choice.start()]))
     return Hidden(sentence[: match.start()], match.group(), sentence[match.end() :])
 
 
-def answers(model: Model, sentences: Sequence[Hidden], top: int = 5) -> list[list[dict[str, Any]]]:
+def answers(model: Model, sentences: Sequence[Hidden], top: int = 5) -> list[list[Json]]:
     """The model's first words for each hidden one, with their probability."""
     if not sentences:
         return []
@@ -126,7 +127,7 @@ def answers(model: Model, sentences: Sequence[Hidden], top: int = 5) -> list[lis
 
 
 @dataclass(frozen=True)
-class Pairs:
+class ScoredPairs:
     """Pairs of texts with how alike they are."""
 
     first: list[str]
@@ -134,7 +135,7 @@ class Pairs:
     likeness: np.ndarray
 
 
-def read_pairs(settings: PairsSettings) -> Pairs:
+def read_pairs(settings: PairsSettings) -> ScoredPairs:
     assert settings.file is not None
     first, second, numbers = [], [], []
     for cells in read_cells(settings.file):
@@ -152,12 +153,12 @@ def read_pairs(settings: PairsSettings) -> Pairs:
             raise DataError(f"{cells.place}: a pair needs a text in {settings.text} and in {settings.text2}")
     if len(first) < MIN_PAIRS:
         raise DataError(f"{settings.file}: {len(first)} pairs are too few to rank; at least {MIN_PAIRS}")
-    return Pairs(first, second, np.array(numbers))
+    return ScoredPairs(first, second, np.array(numbers))
 
 
-def closeness(model: Model, pairs: Pairs) -> float:
+def closeness(model: Model, pairs: ScoredPairs) -> float:
     """Spearman's correlation of the cosine of two texts' vectors with how alike they are."""
     from remask.tasks.metrics import spearman
 
-    one, two = (model.embed(texts, long_texts="cut") for texts in (pairs.first, pairs.second))
-    return float(spearman(pairs.likeness, (one * two).sum(axis=1)))
+    first, second = (model.embed(texts, long_texts="cut") for texts in (pairs.first, pairs.second))
+    return float(spearman(pairs.likeness, (first * second).sum(axis=1)))

@@ -12,7 +12,7 @@ from typing import Any
 
 from remask.progress import duration
 from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
-from remask.reports.page import Page, Tile
+from remask.reports.page import Fill, Page, Tile
 from remask.reports.runs import RunFolder
 
 MEASURES = {
@@ -135,15 +135,13 @@ def _samples(page: Page, before: Mapping[str, Any], after: Mapping[str, Any]) ->
         return
     page.heading("What it fills in")
     page.text("Held-out sentences with one word hidden, and the first answers with their probability.")
-    rows = [
-        [old["text"], old["hidden"], _answers(old), _answers(new)]
-        for old, new in zip(before["samples"], after["samples"], strict=True)
-    ]
-    page.table(["sentence", "hidden word", "before", "after"], rows)
+    for old, new in zip(before["samples"], after["samples"], strict=True):
+        left, _, right = old["text"].partition("___")
+        page.fills([Fill(left, old["hidden"], right, {"before": _answers(old), "after": _answers(new)})])
 
 
-def _answers(sample: Mapping[str, Any]) -> str:
-    return ", ".join(f"{answer['word'] or '(space)'} {answer['score']:.0%}" for answer in sample["answers"][:3])
+def _answers(sample: Mapping[str, Any]) -> list[tuple[str, float]]:
+    return [(answer["word"], answer["score"]) for answer in sample["answers"][:3]]
 
 
 def _task(page: Page, task: Mapping[str, Any]) -> None:
@@ -156,12 +154,15 @@ def _task(page: Page, task: Mapping[str, Any]) -> None:
         for name in ("before", "after")
     ]
     page.figure(
-        bar_chart(bars, y_name=task["metric"], highest=1.0 if max(bar.high for bar in bars) <= 1 else None),
+        bar_chart(bars, label=task["metric"], highest=1.0),
         f"{task['metric']}, median of {len(task['before']['seeds'])} seeds; the line spans all seeds.",
     )
     page.table(
         ["", "median", "lowest", "highest", "seeds"],
-        [[bar.name, round(bar.value, 4), round(bar.low, 4), round(bar.high, 4), len(bar.samples)] for bar in bars],
+        [
+            [bar.name, round(bar.value, 4), round(min(bar.samples), 4), round(max(bar.samples), 4), len(bar.samples)]
+            for bar in bars
+        ],
     )
 
 

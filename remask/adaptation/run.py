@@ -12,11 +12,11 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remask import artifacts
 from remask.adaptation.report import adaptation_report
@@ -26,6 +26,7 @@ from remask.config import differences, dump, to_yaml
 from remask.errors import ConfigError, DataError, MissingInputError, UsageError
 from remask.pretraining.settings import BUDGETS, PretrainRun
 from remask.progress import Progress
+from remask.schema import Json, Values
 from remask.workers import num_cores
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 _CLAIM = ".adapt.json"  # by which a folder is known to be an adaptation's, and of which model
 
 
-def adapt(run: AdaptRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> dict[str, Any]:
+def adapt(run: AdaptRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> Json:
     """Adapt, or go on with it; what was measured before and after, and where the model is."""
     check(run)
     with artifacts.lock(out):
@@ -139,17 +140,12 @@ class _Work:
 
         return hidden_words(self.old.documents, self.old.source, self.run.seed)
 
-    def kept(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def kept(self, name: str, make: Callable[[], Json]) -> Json:
         """The result of a stage, from the disk where it was finished before."""
-        record = self.out / f".{name}.json"
-        if (values := artifacts.finished(record)) is None:
-            artifacts.finish(record, make())
-            values = artifacts.finished(record)
-        assert values is not None
-        return values
+        return artifacts.once(self.out / f".{name}.json", make)
 
-    def measured(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        def shown() -> dict[str, Any]:
+    def measured(self, name: str, make: Callable[[], Json]) -> Json:
+        def shown() -> Json:
             with self.progress.stage(f"measure {name}"):
                 return make()
 
@@ -191,7 +187,7 @@ def pretrain_run(work: _Work, side: Side) -> PretrainRun:
     train = {**dump(run.train), "learning_rate": rate_for(run, form)}
     if all(train[name] is None for name in BUDGETS):
         train["minutes"] = DEFAULT_MINUTES
-    data: dict[str, Any] = {**dump(run.data), "length": length}
+    data: Json = {**dump(run.data), "length": length}
     data["evaluation"]["sources"] = [side.source]
     data["shorten_to"] = min(data["shorten_to"], length)
     if "num_rows" in run.data.batch.model_fields_set and "num_tokens" not in run.data.batch.model_fields_set:
@@ -227,7 +223,7 @@ def _share(run: PretrainRun, share: float) -> PretrainRun:
     return run.model_copy(update={"train": train.model_copy(update=budget)})
 
 
-def _train_head(work: _Work, allow_change: Sequence[str]) -> dict[str, Any]:
+def _train_head(work: _Work, allow_change: Sequence[str]) -> Json:
     """A masked-LM head for a model that came without one, which learns first and alone, in OUT/head."""
     from remask.pretraining.run import pretrain
 
@@ -239,7 +235,7 @@ def _train_head(work: _Work, allow_change: Sequence[str]) -> dict[str, Any]:
     return {"step": made["step"], "loss": made["loss"], "seconds": made["seconds"], "tokens": made["tokens"]}
 
 
-def _pretrain(work: _Work, allow_change: Sequence[str]) -> dict[str, Any]:
+def _pretrain(work: _Work, allow_change: Sequence[str]) -> Json:
     from remask.pretraining.run import pretrain
 
     run = pretrain_run(work, work.new)
@@ -265,7 +261,7 @@ def _publish(work: _Work) -> None:
     save_model(work.out / "model", network, trained.tokenizer_folder, replace=True)
 
 
-def _measure_start(work: _Work, side: Side) -> dict[str, Any]:
+def _measure_start(work: _Work, side: Side) -> Json:
     """The network before the first step. On the old side it is the model as it came; one without a masked-LM head
     gets one that answers word frequencies."""
     from remask.model.store import Loaded
@@ -280,21 +276,21 @@ def _measure_start(work: _Work, side: Side) -> dict[str, Any]:
     return _measures(work, side, network, loaded, Path(work.run.model) if is_old else None)
 
 
-def _measure_end(work: _Work) -> dict[str, Any]:
+def _measure_end(work: _Work) -> Json:
     from remask.model.store import open_model
 
     loaded = open_model(work.out / "model")
     return _measures(work, work.new, loaded.network, loaded, work.out / "model")
 
 
-def _measures(work: _Work, side: Side, network: Network, loaded: Loaded, embeds: Path | None) -> dict[str, Any]:
+def _measures(work: _Work, side: Side, network: Network, loaded: Loaded, embeds: Path | None) -> Json:
     """`embeds`: the model whose embeddings are measured on the pairs, where there are some."""
     from remask.adaptation import measure
     from remask.answer.model import Model, load
     from remask.answer.reader import open_reader
 
     run, tokenizer, data = work.run, side.tokenizer, pretrain_run(work, side).data
-    values: dict[str, Any] = {
+    values: Json = {
         "heldout": measure.held_out_measures(network, tokenizer, side.measured, data, side.source),
         "bytes_per_token": round(side.total("bytes") / side.total("tokens"), 4),
         "vocabulary": tokenizer.vocab_size,
@@ -313,13 +309,13 @@ def _measures(work: _Work, side: Side, network: Network, loaded: Loaded, embeds:
     return values
 
 
-def _compare_task(work: _Work) -> dict[str, Any]:
+def _compare_task(work: _Work) -> Json:
     """The same fine-tuning, with the same seeds, from the model as it came and as it is now."""
     from remask.tune.finetune import finetune
 
     task = work.run.task
     assert task is not None
-    sides: dict[str, Any] = {}
+    sides: Json = {}
     for name, model in (("before", Path(work.run.model)), ("after", work.out / "model")):
         work.progress.say(f"fine-tune {name} adapting ({task.task})")
         run = task.model_copy(update={"init": str(model)})
@@ -347,7 +343,7 @@ def verdict(before: Sequence[float], after: Sequence[float]) -> str:
 # ------------------------------------------------------------------------------------------------- the result
 
 
-def _corpus_counts(work: _Work) -> dict[str, Any]:
+def _corpus_counts(work: _Work) -> Json:
     side = work.new
     counts = {key: side.total(key) for key in ("documents", "tokens", "bytes")}
     counts["heldout_tokens"] = side.total("tokens", "heldout")
@@ -356,7 +352,7 @@ def _corpus_counts(work: _Work) -> dict[str, Any]:
     return counts
 
 
-def _recipe(work: _Work, trained: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe(work: _Work, trained: Values) -> Json:
     run = pretrain_run(work, work.new)
     learn = work.run.learn
     if work.run.train.trainable_top_layers is not None:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from remask import artifacts
 from remask.adaptation.settings import AdaptRun, PlaceSettings
@@ -20,6 +18,7 @@ from remask.config import build_run, dump
 from remask.documents import Documents, read_documents
 from remask.errors import DataError
 from remask.progress import Progress
+from remask.schema import Json, Values
 from remask.tokenizer import Tokenizer, load_tokenizer
 
 ALL_HELD_OUT = 1 - 2**-52  # a share must be below 1
@@ -33,7 +32,7 @@ class Side:
     prepared: Path
     measured: Path
     source: str
-    counts: Mapping[str, Any]  # of `prepared`
+    counts: Values  # of `prepared`
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -76,7 +75,7 @@ def new_side(run: AdaptRun, out: Path, old: Side, progress: Progress) -> Side:
     return side
 
 
-def _side(run: AdaptRun, out: Path, name: str, tokenizer: Mapping[str, Any], progress: Progress) -> Side:
+def _side(run: AdaptRun, out: Path, name: str, tokenizer: Values, progress: Progress) -> Side:
     sources = [_source(run.corpus, CORPUS)]
     if run.general.paths:
         sources.append(_source(run.general, GENERAL))
@@ -94,7 +93,7 @@ def _side(run: AdaptRun, out: Path, name: str, tokenizer: Mapping[str, Any], pro
     return side
 
 
-def _source(place: PlaceSettings, name: str) -> dict[str, Any]:
+def _source(place: PlaceSettings, name: str) -> Json:
     return {**dump(place), "name": name}
 
 
@@ -105,11 +104,11 @@ def _named(place: PlaceSettings) -> str:
 def _prepare(
     run: AdaptRun,
     folder: Path,
-    sources: list[dict[str, Any]],
+    sources: list[Json],
     heldout_fraction: float,
-    tokenizer: Mapping[str, Any],
+    tokenizer: Values,
     progress: Progress,
-) -> dict[str, Any]:
+) -> Json:
     from remask.preparation.prepare import prepare
     from remask.preparation.settings import PrepareRun
 

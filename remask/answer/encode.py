@@ -22,6 +22,7 @@ from remask.config import Config, dump, setting
 from remask.errors import DataError, MissingInputError
 from remask.model.settings import Pooling
 from remask.progress import Progress
+from remask.schema import Json
 from remask.streams import split_name
 from remask.tables import TABLE_KINDS, Cells, OnNote, OtherForm, TableForm, read_cells, read_lines, require_columns
 
@@ -46,7 +47,7 @@ class EncodeRun(Config):
     device: str = setting("cpu", "cpu, cuda, ...")
 
 
-def main(run: EncodeRun, out: Path, progress: Progress) -> dict[str, Any]:
+def main(run: EncodeRun, out: Path, progress: Progress) -> Json:
     """Encode all texts; how many there were."""
     from remask.answer.model import load
     from remask.answer.stream import file_key
@@ -112,7 +113,7 @@ class _Job:
             if not heads:
                 raise DataError(f"{self._run.file}: has no texts")
             # Read once more: what was encoded before a stop, or while somebody wrote, must be what stands there.
-            fingerprints = (one for head in heads for one in head["fingerprints"])
+            fingerprints = (fingerprint for head in heads for fingerprint in head["fingerprints"])
             for _ in same_rows(read_texts(self._run, self._stored), fingerprints, self._run.file):
                 pass
             self._publish(heads)
@@ -135,19 +136,19 @@ class _Job:
             ids: list[Any] = [tokens.ids for tokens in self._model.tokenize(texts)]
         else:
             encoded = self._model.encode(texts, long_texts=run.long_texts)
-            ids, values = [one.ids for one in encoded], [one.states for one in encoded]
-        head = {"fingerprints": [row.fingerprint() for row in piece], "lengths": [len(one) for one in ids]}
+            ids, values = [text.ids for text in encoded], [text.states for text in encoded]
+        head = {"fingerprints": [row.fingerprint() for row in piece], "lengths": [len(text) for text in ids]}
         if self._work.out.suffix == ".jsonl":
             return orjson.dumps(head) + b"\n" + b"".join(self._line(*pair) for pair in zip(ids, values, strict=True))
-        arrays = [] if run.pooled else [b"".join(one.tobytes() for one in ids)]
-        arrays.append(b"".join(one.tobytes() for one in values))
+        arrays = [] if run.pooled else [b"".join(text.tobytes() for text in ids)]
+        arrays.append(b"".join(text.tobytes() for text in values))
         return orjson.dumps(head | {"sizes": [len(array) for array in arrays]}) + b"\n" + b"".join(arrays)
 
     def _line(self, ids: Any, values: Any) -> bytes:
-        said = {"vector": values} if self._run.pooled else {"ids": ids, "states": values}
-        return orjson.dumps(said, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
+        answer = {"vector": values} if self._run.pooled else {"ids": ids, "states": values}
+        return orjson.dumps(answer, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n"
 
-    def _publish(self, heads: Sequence[dict[str, Any]]) -> None:
+    def _publish(self, heads: Sequence[Json]) -> None:
         offsets = list(accumulate((length for head in heads for length in head["lengths"]), initial=0))
         width = self._model.settings.hidden_size
         whole = self._work.path("whole")
@@ -162,13 +163,13 @@ class _Job:
         result = {"texts": len(offsets) - 1, "tokens": offsets[-1], "width": width, "out": str(self._work.out)}
         self._work.finish(whole, result)
 
-    def _assemble(self, whole: Path, heads: Sequence[dict[str, Any]], offsets: list[int], width: int) -> None:
+    def _assemble(self, whole: Path, heads: Sequence[Json], offsets: list[int], width: int) -> None:
         """The raw arrays of all pieces as one safetensors file, without having them in memory."""
         arrays: dict[str, tuple[str, list[int]]] = {"vectors": ("F32", [len(offsets) - 1, width])}
         if not self._run.pooled:
             arrays = {"ids": ("I32", [offsets[-1]]), "states": ("F32", [offsets[-1], width])}
         sizes = [sum(head["sizes"][place] for head in heads) for place in range(len(arrays))]
-        header: dict[str, Any] = {}
+        header: Json = {}
         end = 0
         if not self._run.pooled:
             end = 8 * len(offsets)
@@ -190,6 +191,6 @@ class _Job:
                         file.write(part.read(head["sizes"][place]))
 
 
-def _head(piece: Path) -> dict[str, Any]:
+def _head(piece: Path) -> Json:
     with piece.open("rb") as file:
         return orjson.loads(file.readline())

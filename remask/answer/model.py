@@ -8,7 +8,7 @@ Not here: what is asked and how it is read (questions), HTTP (app), training, me
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -25,7 +25,7 @@ from remask.errors import DataError, UnavailableError
 from remask.model.packed import for_answers
 from remask.model.settings import Pooling
 from remask.precision import Format
-from remask.tasks.records import Answer, Choice, CrossLook, Encoded, Entity, Fill, Label, Ranked, Tokens, Written
+from remask.tasks.records import Answer, Choice, CrossLook, Encoded, Entity, Fill, Label, Ranked, Tokenized, Written
 from remask.tasks.rows import Rows
 from remask.tasks.settings import DecodeChanges, MaskOrder
 
@@ -93,6 +93,11 @@ class Model:
         shape = f"{self.settings.num_layers} layers x {self.settings.hidden_size}"
         size = f"{self.num_parameters / 1e6:.1f}M parameters"
         return f"<remask model {self.folder.name}: {shape}, {size}; {', '.join(self.methods)}>"
+
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What can be put before texts to embed, by name."""
+        return self.reader.prompts
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -197,15 +202,19 @@ class Model:
         self,
         texts: Sequence[str],
         *,
+        prompt: str | None = None,
         pooling: Pooling | None = None,
         normalize: bool = True,
         long_texts: LongTexts = "error",
     ) -> np.ndarray:
         """One vector a text (texts x width, fp32), of length 1 unless `normalize` is off.
 
-        `pooling`: the first token's state or the mean over the tokens; by default as the model was made.
+        `prompt`: the name of a text that the model was taught to read before these ("query", "document"); None: they
+        are read as they are. `pooling`: the first token's state or the mean over the tokens; by default as the model
+        was made.
         """
-        return self._now(self.questions.embed(texts, pooling=pooling, normalize=normalize, long_texts=long_texts))
+        asked = self.questions.embed(texts, prompt=prompt, pooling=pooling, normalize=normalize, long_texts=long_texts)
+        return self._now(asked)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> list[Ranked]:
         """The texts by closeness to the query, closest first."""
@@ -223,7 +232,7 @@ class Model:
         with torch.inference_mode(), self.runner.products():
             return attention_maps(self.network, batch)
 
-    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
         """The tokens of each text, without special ones."""
         return self.questions.tokenize(texts)
 

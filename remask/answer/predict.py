@@ -198,19 +198,19 @@ class _Job:
                 self._columns.setdefault(name)
 
     def _answer_piece(self, number: int, piece: Sequence[Cells]) -> None:
-        said, num_cut = self._asker.answer(piece)
-        for row, one in zip(piece, said, strict=True):
-            if "bad" in one and self._run.bad_rows == "error":
-                raise DataError(f"{row.place}: {one['bad']}")
+        answers, num_cut = self._asker.answer(piece)
+        for row, answer in zip(piece, answers, strict=True):
+            if "bad" in answer and self._run.bad_rows == "error":
+                raise DataError(f"{row.place}: {answer['bad']}")
             if not self._run.scores:
-                one.pop(SCORES, None)
-            if taken := [name for name in one if self._run.prefix + name in row.values]:
+                answer.pop(SCORES, None)
+            if taken := [name for name in answer if self._run.prefix + name in row.values]:
                 raise UsageError(
                     f"{row.place}: has a column {self._run.prefix + taken[0]!r} already; --prefix WORD is put before "
                     "the names of the answer's columns"
                 )
         head = {"cut": num_cut, "fingerprints": [row.fingerprint() for row in piece]}
-        self._work.keep(number, b"\n".join(orjson.dumps(one) for one in (head, *said)) + b"\n")
+        self._work.keep(number, b"\n".join(orjson.dumps(answer) for answer in (head, *answers)) + b"\n")
 
     # ------------------------------------------------------------------------------------------------- the result
 
@@ -220,16 +220,17 @@ class _Job:
         columns: dict[str, None] = dict(self._columns)
         counts = {"rows": 0, "bad": 0, "cut": 0}
         for piece in work.pieces():
-            first, *said = _read_piece(piece)
+            first, *answers = _read_piece(piece)
             counts["cut"] += first["cut"]
-            for one in said:
-                counts["bad" if "bad" in one else "rows"] += 1
-                for name in one if "bad" not in one else ():
+            for answer in answers:
+                counts["bad" if "bad" in answer else "rows"] += 1
+                for name in answer if "bad" not in answer else ():
                     columns.setdefault(self._run.prefix + name)
         with work.path("unreadable.jsonl").open("rb") as file:
             counts["bad"] += sum(1 for _ in file)
         if not counts["rows"]:
-            raise DataError(f"{self._path}: no usable rows ({counts['bad']:,} cannot be answered)")
+            reason = next((f"; line {bad['line']}: {bad['reason']}" for bad in self._bad()), "")
+            raise DataError(f"{self._path}: no usable rows ({counts['bad']:,} cannot be answered){reason}")
         bad_out = bad_file(out)
         with artifacts.output_errors(out):
             whole, bad = work.path("whole"), work.path("bad.jsonl")
@@ -239,8 +240,8 @@ class _Job:
                 escape_formulas=self._run.escape_formulas,
             )  # fmt: skip
             with bad.open("wb") as file:
-                for one in self._bad() if counts["bad"] else ():
-                    file.write(orjson.dumps(one) + b"\n")
+                for answer in self._bad() if counts["bad"] else ():
+                    file.write(orjson.dumps(answer) + b"\n")
             check_bad_file(bad_out)  # once more: somebody may have put something there meanwhile
             if not counts["bad"]:
                 bad_out.unlink(missing_ok=True)
@@ -258,16 +259,18 @@ class _Job:
 
     def _answered(self) -> Iterator[dict[str, Any]]:
         prefix = self._run.prefix
-        for row, said in self._pairs():
-            if "bad" not in said:
-                yield {**row.values, **{prefix + name: value for name, value in said.items()}}
+        for row, answer in self._pairs():
+            if "bad" not in answer:
+                yield {**row.values, **{prefix + name: value for name, value in answer.items()}}
 
     def _bad(self) -> Iterator[dict[str, Any]]:
         """By line: what could not be read, and what could not be answered."""
         with self._work.path("unreadable.jsonl").open("rb") as file:
             unreadable = (orjson.loads(line) for line in file)
-            unanswered = ({"line": row.number, "reason": said["bad"]} for row, said in self._pairs() if "bad" in said)
-            yield from heapq.merge(unreadable, unanswered, key=lambda one: one["line"])
+            unanswered = (
+                {"line": row.number, "reason": answer["bad"]} for row, answer in self._pairs() if "bad" in answer
+            )
+            yield from heapq.merge(unreadable, unanswered, key=lambda bad: bad["line"])
 
 
 def _read_piece(piece: Path) -> list[dict[str, Any]]:

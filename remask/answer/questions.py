@@ -24,7 +24,7 @@ from remask.model.settings import Pooling
 from remask.schema import Batch
 from remask.tasks.kinds import StoredTask
 from remask.tasks.race import ChoiceQuestion
-from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokens, Written
+from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized, Written
 from remask.tasks.rows import cut
 from remask.tasks.settings import DecodeChanges, DecodeSettings, MaskOrder, RowSettings
 from remask.tasks.squad import Question as Asked
@@ -118,7 +118,7 @@ class Questions:
             rows.append(self._joined([ids], None, text))
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[list[Fill]]:
-            found: list[list[Fill]] = [[] for _ in range(batch.num_rows)]
+            fills: list[list[Fill]] = [[] for _ in range(batch.num_rows)]
             width = batch.input_ids_BS.shape[1]
             for some_M in self._masks(batch).split(_MASKS_AT_ONCE):
                 scores_MV = self.network.masked_lm(hidden_BSD, some_M).float().softmax(-1)
@@ -128,8 +128,8 @@ class Questions:
                     ids = batch.input_ids_BS[row, 1 : int(batch.lengths_B[row]) - 1].cpu().numpy()
                     for score, token in zip(scores, tokens, strict=True):
                         text = self._filled(ids, column - 1, token)
-                        found[row].append(Fill(score, token, self._token_text(token), text))
-            return found
+                        fills[row].append(Fill(score, token, self._token_text(token), text))
+            return fills
 
         key = None if wanted is None else tuple(map(tuple, wanted))
         return (yield rows, Reading(("fill_mask", top, key), read, self._masks))
@@ -140,15 +140,15 @@ class Questions:
 
     def _targets(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens that each word may be: with and without the space before it, where they are one token."""
-        found = []
+        targets = []
         for word in words:
             forms = dict.fromkeys(
                 int(ids[0]) for form in (word, f" {word}") if len(ids := self.tokenizer.encode(form)) == 1
             )
             if not forms:
                 raise TargetError(f"targets: {_short(word)} is not one token of this vocabulary")
-            found.append(list(forms))
-        return found
+            targets.append(list(forms))
+        return targets
 
     def _best(
         self, scores_MV: Tensor, top: int, wanted: list[list[int]] | None
@@ -313,11 +313,13 @@ class Questions:
         self,
         texts: Sequence[str],
         *,
+        prompt: str | None = None,
         pooling: Pooling | None = None,
         normalize: bool = True,
         long_texts: LongTexts = "error",
     ) -> Question[np.ndarray]:
-        rows = [self.row(text, long_texts) for text in _several(texts)]
+        before = "" if prompt is None else self._prompt(prompt)
+        rows = [self.row(before + text, long_texts) for text in _several(texts)]
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[np.ndarray]:
             vectors_BD = self.network.embed(hidden_BSD, batch.lengths_B, pooling).float()
@@ -329,7 +331,10 @@ class Questions:
         return np.stack(vectors) if vectors else np.zeros((0, self.settings.hidden_size), np.float32)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> Question[list[Ranked]]:
-        vectors = yield from self.embed([query, *_several(texts)], long_texts=long_texts)
+        # A model that was taught with prompts has one for each side; one without them reads both sides alike.
+        asked, offered = (self.reader.prompts.get(name, "") for name in ("query", "document"))
+        both = [asked + query, *(offered + text for text in _several(texts))]
+        vectors = yield from self.embed(both, long_texts=long_texts)
         scores = vectors[1:] @ vectors[0]
         return [Ranked(int(i), float(scores[i]), texts[i]) for i in np.argsort(-scores, kind="stable")]
 
@@ -345,20 +350,27 @@ class Questions:
 
         return (yield rows, Reading("encode", read))
 
-    def tokenize(self, texts: Sequence[str]) -> list[Tokens]:
-        found = []
+    def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
+        tokenized = []
         for text in _several(texts):
             self.on_text(len(text))
             ids, spans = self.tokenizer.encode_with_offsets(text)
             names = tuple(self.tokenizer.token_text(int(token)) for token in ids)
-            found.append(Tokens(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
-        return found
+            tokenized.append(Tokenized(tuple(ids.tolist()), names, tuple((int(a), int(b)) for a, b in spans)))
+        return tokenized
 
     # ------------------------------------------------------------------------------------------------- inside
 
     def _need(self, method: str) -> None:
         if method not in self.methods:
             raise CannotError(f"{self.folder.name}: this model cannot {method}; it can {', '.join(self.methods)}")
+
+    def _prompt(self, name: str) -> str:
+        known = self.reader.prompts
+        if name not in known:
+            has = f"has {', '.join(map(repr, known))}" if known else "has none"
+            raise DataError(f"prompt = {name!r}: {self.folder.name} {has}; leave it out to embed texts as they are")
+        return known[name]
 
     def row(self, text: str | tuple[str, ...], long_texts: LongTexts, marked: bool = False) -> Row:
         """A text or pair with its special tokens. `marked`: the mask's name in it is the mask."""

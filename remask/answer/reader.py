@@ -18,8 +18,9 @@ import numpy as np
 from remask.answer.runner import Forward, forward_outputs
 from remask.errors import DataError
 from remask.model.foreign import ForeignFolder
+from remask.model.interop import read_prompts
 from remask.model.store import TARGETS, Loaded, open_model
-from remask.schema import Batch
+from remask.schema import Batch, Json, Values
 from remask.tables import Cells
 from remask.tasks.kind import Problem
 from remask.tasks.kinds import StoredTask, kinds_for
@@ -59,6 +60,13 @@ class Reader:
             raise DataError(f"{folder}: has no task's head; fine-tune it first (remask finetune --init {folder} …)")
         return next(iter(self.tasks.values()))
 
+    @cached_property
+    def prompts(self) -> Mapping[str, str]:
+        """What to put before a text, by name, as the model was taught."""
+        if self.stored is not None and self.stored.prompts:
+            return self.stored.prompts
+        return read_prompts(self.loaded.folder)
+
     def frame(self, rows: RowSettings | None = None) -> Frame:
         """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""
         settings = self.loaded.settings
@@ -88,12 +96,12 @@ class Reader:
 
     # ------------------------------------------------------------------------- rows of a file, any answerer
 
-    def item(self, values: Mapping[str, Any], place: str = "", text: str | None = None) -> Any:
+    def item(self, values: Values, place: str = "", text: str | None = None) -> Any:
         """A row's cells as an item of the task."""
         task = self.task
         return task.kind.item(Cells(values, place), task.kind.columns(task.table, text, None), task.table)
 
-    def named(self, answer: Record, item: Any) -> dict[str, Any]:
+    def named(self, answer: Record, item: Any) -> Json:
         """An answer as the columns of a file."""
         return self.task.kind.named(answer, item)
 
@@ -111,7 +119,7 @@ class Reader:
     def outputs(self, rows: Rows, forward: Forward) -> list[Array]:
         return forward_outputs(forward, rows, self.tokenizer.pad_id)
 
-    def score(self, problem: Problem, forward: Forward) -> dict[str, Any]:
+    def score(self, problem: Problem, forward: Forward) -> Json:
         """Metrics and tables of a labelled file."""
         rows = self.encode(problem.dev, labelled=True)
         return self.task.kind.score(self.outputs(rows, forward), rows, problem.dev, self.task.labels)

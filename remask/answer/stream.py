@@ -13,6 +13,7 @@ from typing import Any
 
 from remask.answer.model import Model
 from remask.errors import DataError
+from remask.schema import Json
 from remask.tables import Cells, require_columns
 from remask.tasks.rows import Rows
 from remask.tasks.tables import BadRow
@@ -34,7 +35,7 @@ def chunks(rows: Iterator[Cells], num_rows: int, num_characters: int) -> Iterato
         yield piece
 
 
-def file_key(path: Path) -> dict[str, Any]:
+def file_key(path: Path) -> Json:
     """What tells a file from another one at first sight; its rows are compared later."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     stamps = [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files]
@@ -84,11 +85,11 @@ class Asker:
     def check_columns(self, first: Cells) -> None:
         require_columns(first, self.model.reader.task.kind.required(self.columns))
 
-    def answer(self, rows: Sequence[Cells]) -> tuple[list[dict[str, Any]], int]:
+    def answer(self, rows: Sequence[Cells]) -> tuple[list[Json], int]:
         """(an answer's columns or {"bad": reason} for every row, how many texts were cut)."""
         reader = self.model.reader
         task = reader.task
-        answers: list[dict[str, Any]] = [{} for _ in rows]
+        answers: list[Json] = [{} for _ in rows]
         numbers: list[int] = []
         items: list[Any] = []
         for number, row in enumerate(rows):
@@ -109,7 +110,7 @@ class Asker:
                 answers[numbers[group[i]]].update(task.kind.named(answer, items[group[i]]))
         return answers, num_cut
 
-    def _encoded(self, items: list[Any], answers: list[dict[str, Any]]) -> tuple[Rows | None, list[int]]:
+    def _encoded(self, items: list[Any], answers: list[Json]) -> tuple[Rows | None, list[int]]:
         """Rows of the items that have any, and which those are; the others get their reason."""
         reader = self.model.reader
         try:

@@ -12,7 +12,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import click
 
 from remask.config import Built, ConfigT, build_run, find_run, is_run, to_yaml
 from remask.progress import Progress
+from remask.schema import Values
 from remask.visible import visible, visible_json
 from remask.workers import is_first_rank as is_first_rank
 
@@ -58,7 +59,7 @@ class Common:
         for key, old, new in built.differences:
             self.progress.say(f"  {key}: {json.dumps(new)} ({built.base_name}: {json.dumps(old)})")
 
-    def result(self, values: Mapping[str, Any], text: str | None = None) -> None:
+    def result(self, values: Values, text: str | None = None) -> None:
         """The result on stdout: one JSON object with --json, the text for a person otherwise."""
         if self.json:
             click.echo(visible_json(json.dumps(values, ensure_ascii=False, default=str)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from remask import api
 from remask.adaptation.settings import AdaptRun
 from remask.commands import Common, common_options, run_file
 from remask.errors import UsageError
+from remask.schema import Json, Values
 from remask.tune.settings import recipe_of
 
 _TASK = "task__"  # before the name of an option of finetune
@@ -34,7 +34,7 @@ class _WithNumbers(click.Command):
         return super().parse_args(ctx, joined)
 
 
-@click.command(cls=_WithNumbers, short_help="A model of somebody else's, continued on text of one's own.")
+@click.command(cls=_WithNumbers, short_help="Continue somebody else's model on your own text.")
 @click.argument("words", nargs=-1, metavar="[RUN.yaml] MODEL TEXT…")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for the model and its report.")
 @click.option("--minutes", "train__minutes", type=float, help="How long to train [default: 20].")
@@ -86,9 +86,7 @@ def command(words: tuple[str, ...], out: Path, common: Common, **options: Any) -
     common.result(values, summary(values))
 
 
-def _split(
-    option: str, word: str | None, plain: tuple[str, ...], numbered: tuple[str, ...], number_key: str
-) -> dict[str, Any]:
+def _split(option: str, word: str | None, plain: tuple[str, ...], numbered: tuple[str, ...], number_key: str) -> Json:
     """`extend 300` as the setting of the option and its number."""
     if word is None:
         return {}
@@ -98,11 +96,11 @@ def _split(
         return ({} if name == "top" else {key: name}) | {number_key: int(number)}
     if name in plain and not number:
         return {option.removeprefix("--"): name}
-    allowed = ", ".join([*plain, *(f"{one} N" for one in numbered)])
+    allowed = ", ".join([*plain, *(f"{named} N" for named in numbered)])
     raise UsageError(f"{option} {word}: write one of {allowed}")
 
 
-def summary(values: Mapping[str, Any]) -> str:
+def summary(values: Values) -> str:
     """What a person wants to see at the end."""
     before, after, recipe = values["before"], values["after"], values["recipe"]
     lines = ["", f"{'':34}{'before':>10}{'after':>10}"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -18,6 +18,7 @@ from remask.config import Config, build_run, find_base, setting
 from remask.errors import ConfigError, MissingInputError, UnavailableError
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.progress import duration
+from remask.schema import Json
 
 if TYPE_CHECKING:
     from remask.model.network import Network
@@ -59,8 +60,8 @@ def command(
         built = common.build(DescribeRun, None, what=what, **options)
     if common.dry_run:
         return
-    facts = main(built.run)
-    common.result(facts, _text(facts))
+    description = main(built.run)
+    common.result(description, _text(description))
 
 
 def _is_own_file(path: Path) -> bool:
@@ -68,7 +69,7 @@ def _is_own_file(path: Path) -> bool:
     return path.suffix in (".yaml", ".yml") and path.is_file() and bool(re.search(rb"(?m)^what:", path.read_bytes()))
 
 
-def main(run: DescribeRun) -> dict[str, Any]:
+def main(run: DescribeRun) -> Json:
     """Everything known about it."""
     from remask.model import cost
 
@@ -81,7 +82,7 @@ def main(run: DescribeRun) -> dict[str, Any]:
     # What is trained has a masked-LM head, whatever the model has.
     training = heads.model_copy(update={"masked_lm": True})
     flops = cost.flops_per_token(settings, training, length)
-    facts: dict[str, Any] = {
+    description: Json = {
         "what": run.what,
         "note": note,
         "parameters": total,
@@ -94,10 +95,10 @@ def main(run: DescribeRun) -> dict[str, Any]:
     }
     if run.probe_seconds > 0:
         network = _network(settings, training, run.device)
-        facts["memory"]["activations"] = cost.activation_bytes(network, run.batch, length)
-        facts["time"] = _probe(network, run, length, facts["flops_per_token"]["training"])
-    facts["memory"]["total"] = sum(value for name, value in facts["memory"].items() if name != "batch")
-    return facts
+        description["memory"]["activations"] = cost.activation_bytes(network, run.batch, length)
+        description["time"] = _probe(network, run, length, description["flops_per_token"]["training"])
+    description["memory"]["total"] = sum(value for name, value in description["memory"].items() if name != "batch")
+    return description
 
 
 def _find(what: str) -> tuple[ModelSettings, HeadSettings, str]:
@@ -121,8 +122,8 @@ def _find(what: str) -> tuple[ModelSettings, HeadSettings, str]:
     if (folder / MODEL_JSON).is_file():
         settings, heads, *_ = read_model_json(folder / MODEL_JSON)
         return settings, heads, ""
-    found = read_hf_folder(folder)
-    return found.settings, found.heads, ""
+    foreign = read_hf_folder(folder)
+    return foreign.settings, foreign.heads, ""
 
 
 def _check_name(what: str) -> None:
@@ -157,7 +158,7 @@ def _network(settings: ModelSettings, heads: HeadSettings, device: str) -> Netwo
         raise UnavailableError(f"device = {device}: {str(error).splitlines()[0][:160]}") from error
 
 
-def _probe(network: Network, run: DescribeRun, length: int, flops: float) -> dict[str, Any]:
+def _probe(network: Network, run: DescribeRun, length: int, flops: float) -> Json:
     """Forward and backward on full rows, again and again; the median counts. The optimizer's step is not in it: its
     share falls with the batch."""
     import torch
@@ -187,21 +188,22 @@ def _probe(network: Network, run: DescribeRun, length: int, flops: float) -> dic
     }
 
 
-def _text(facts: dict[str, Any]) -> str:
-    lines = [f"{facts['what']}: {facts['parameters']:,} parameters"]
-    lines += [f"  {part:<32}{count:>15,}" for part, count in facts["parts"].items()]
-    forward, training = facts["flops_per_token"]["forward"], facts["flops_per_token"]["training"]
+def _text(description: Json) -> str:
+    lines = [f"{description['what']}: {description['parameters']:,} parameters"]
+    lines += [f"  {part:<32}{count:>15,}" for part, count in description["parts"].items()]
+    forward, training = description["flops_per_token"]["forward"], description["flops_per_token"]["training"]
     lines += [
         "",
-        f"FLOPs per token in rows of {facts['length']}: {forward / 1e6:,.1f}M forward, {training / 1e6:,.1f}M training",
+        f"FLOPs per token in rows of {description['length']}: "
+        f"{forward / 1e6:,.1f}M forward, {training / 1e6:,.1f}M training",
     ]
-    lines += [f"    {part:<30}{value / 1e6:>14,.1f}M" for part, value in facts["flops_by_part"].items()]
-    memory = {name: value for name, value in facts["memory"].items() if name != "batch"}
-    lines += ["", f"memory of training, {facts['memory']['batch']} rows in one piece, fp32"]
+    lines += [f"    {part:<30}{value / 1e6:>14,.1f}M" for part, value in description["flops_by_part"].items()]
+    memory = {name: value for name, value in description["memory"].items() if name != "batch"}
+    lines += ["", f"memory of training, {description['memory']['batch']} rows in one piece, fp32"]
     lines += [f"  {part:<32}{value / 1e6:>13,.1f} MB" for part, value in memory.items()]
-    if facts["time"]:
-        spent = facts["time"]
+    if description["time"]:
+        spent = description["time"]
         lines += ["", f"{spent['tokens']:,.0f} tokens: about {duration(spent['seconds'])} at "
                   f"{spent['tokens_per_second']:,.0f} tokens/s ({spent['device']}, {spent['precision']}, "
                   f"{spent['threads']} threads, {spent['flops_per_second'] / 1e9:,.1f} GFLOP/s)"]  # fmt: skip
-    return "\n".join(lines + (["", facts["note"]] if facts["note"] else []))
+    return "\n".join(lines + (["", description["note"]] if description["note"] else []))

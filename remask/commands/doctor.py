@@ -13,23 +13,26 @@ import shutil
 import subprocess
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
 from remask import __version__
 from remask.commands import Common, common_options
 from remask.errors import install_command
+from remask.schema import Json
 from remask.workers import num_cores
 
 # Every extra of pyproject.toml: a module that comes with it alone, and what it is for.
 EXTRAS = {
+    "faiss": ("faiss", "remask index --set faiss.kind=hnsw: beyond a million passages"),
     "fast": ("gigatoken", "vocabulary and encoding at many times the speed"),
     "hf": ("datasets", "hf:NAME as a source of text, and comparison with transformers"),
     "html": ("trafilatura", "the more precise extraction of web pages"),
     "onnx": ("onnxruntime", "remask export --to onnx and --to int8"),
+    "postgres": ("psycopg", "remask index --to postgres://…: passages and vectors in a database"),
     "ray": ("ray", "preparing a corpus on many machines"),
-    "search": ("optuna", "remask search"),
+    "tune": ("optuna", "remask tune"),
     "serve": ("fastapi", "remask serve"),
     "tensorboard": ("tensorboard", "train.trackers=[tensorboard]"),
     "wandb": ("wandb", "train.trackers=[wandb]"),
@@ -70,16 +73,16 @@ def _torch() -> list[Finding]:
         import torch
     except Exception as error:
         return [Finding("torch", "problem", f"cannot be imported: {error}", "pip install -c constraints.txt torch")]
-    found = [Finding("torch", "ok", torch.__version__)]
+    findings = [Finding("torch", "ok", torch.__version__)]
     threads, cores = torch.get_num_threads(), num_cores()
     advice = f"OMP_NUM_THREADS={cores} uses all of them" if threads < cores else ""
-    found.append(Finding("threads", "note" if advice else "ok", f"{threads} of {cores} cores", advice))
+    findings.append(Finding("threads", "note" if advice else "ok", f"{threads} of {cores} cores", advice))
     if torch.cuda.is_available():
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        found.append(Finding("gpu", "ok", ", ".join(names)))
+        findings.append(Finding("gpu", "ok", ", ".join(names)))
     else:
-        found.append(Finding("gpu", "note", "none", "pretraining a base model on a real corpus wants one"))
-    return found
+        findings.append(Finding("gpu", "note", "none", "pretraining a base model on a real corpus wants one"))
+    return findings
 
 
 def _precisions() -> list[Finding]:
@@ -91,12 +94,12 @@ def _precisions() -> list[Finding]:
         return []
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    found = []
+    findings = []
     for precision in ("fp32", "bf16", "fp16"):
         works, reason = probe(precision, device)
         advice = "" if works else "train.precision: auto passes over it"
-        found.append(Finding(f"precision {precision}", "ok" if works else "note", reason or "works", advice))
-    return found
+        findings.append(Finding(f"precision {precision}", "ok" if works else "note", reason or "works", advice))
+    return findings
 
 
 def _memory() -> Finding:
@@ -130,14 +133,14 @@ def _allocator() -> Finding:
 
 
 def _extras() -> list[Finding]:
-    found = []
+    findings = []
     for extra, (module, use) in EXTRAS.items():
         if importlib.util.find_spec(module):
-            found.append(Finding(f"extra {extra}", "ok", f"{module} {_version(module)}"))
+            findings.append(Finding(f"extra {extra}", "ok", f"{module} {_version(module)}"))
         else:
             advice = f"for {use}: {install_command(extra)}"
-            found.append(Finding(f"extra {extra}", "note", "not installed", advice))
-    return found
+            findings.append(Finding(f"extra {extra}", "note", "not installed", advice))
+    return findings
 
 
 def _version(module: str) -> str:
@@ -153,7 +156,7 @@ def command(out: Path, common: Common) -> None:
     """What this machine can do, and what to do about what it cannot. Exit code 69 if anything is a problem."""
     findings = look(out)
     problems = [finding for finding in findings if finding.state == "problem"]
-    values: dict[str, Any] = {
+    values: Json = {
         "remask": __version__,
         "ok": not problems,
         "findings": [asdict(finding) for finding in findings],

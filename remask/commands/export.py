@@ -10,6 +10,7 @@ import click
 from remask import api
 from remask.commands import Common, common_options, run_file
 from remask.exports.settings import ExportRun
+from remask.schema import Json
 
 
 @click.command()
@@ -51,15 +52,15 @@ def command(common: Common, words: str, out: Path, keep: tuple[str, ...], **opti
     common.result(result, render(result, out))
 
 
-def render(result: dict[str, Any], out: Path) -> str:
+def render(result: Json, out: Path) -> str:
     """The result for a person."""
     if result["format"] not in ("onnx", "int8"):
         return f"{out}: {result['class'] or 'remask layout'}, {result['parameters']:,} parameters"
     text = f"{out / result['file']}: {result['bytes'] / 1e6:.1f} MB, "
     if result["format"] == "onnx":
         return f"{text}within {result['largest_difference']:.1g} of its source on {result['sentences']} real texts"
-    found = result["agreement"]
-    text += f"{found['what']} {found['value']:.4f} on {found['sentences']} real texts"
+    agreement = result["agreement"]
+    text += f"{agreement['what']} {agreement['value']:.4f} on {agreement['sentences']} real texts"
     if "scores" not in result:
         return f"{text}; no accuracy was measured: give a set with labels (--eval FILE)"
     scores = result["scores"]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, setting
+from remask.schema import Json
 
 
 class FillMaskRun(Config):
@@ -38,7 +38,7 @@ def command(words: tuple[str, ...], top: int | None, common: Common) -> None:
     common.result({"answers": answers[0] if len(answers) == 1 else answers}, "\n".join(lines))
 
 
-def main(run: FillMaskRun) -> list[list[dict[str, Any]]]:
+def main(run: FillMaskRun) -> list[list[Json]]:
     """The candidates for each text."""
     from remask.answer.model import load
 

@@ -17,7 +17,7 @@ from remask.tune.settings import TUNED, FinetuneRun, recipe_of
 
 
 def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that say what is fine-tuned on what; `search` has them, too."""
+    """The options that say what is fine-tuned on what; `tune` has them, too."""
     options = [
         click.argument("run_name", required=False, metavar="[RUN.yaml | NAME]"),
         click.option(

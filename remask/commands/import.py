@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -11,6 +10,7 @@ from remask.artifacts import publish
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, dump, setting
 from remask.errors import DataError
+from remask.schema import Json
 from remask.tokenizer import load_tokenizer
 
 
@@ -36,7 +36,7 @@ def command(words: str, out: Path, common: Common) -> None:
     common.result(result, text)
 
 
-def main(run: ImportRun, out: Path | None) -> dict[str, Any]:
+def main(run: ImportRun, out: Path | None) -> Json:
     """Check everything; write unless `out` is None."""
     from remask.exports.hf import open_foreign, write_own
     from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
@@ -54,7 +54,7 @@ def main(run: ImportRun, out: Path | None) -> dict[str, Any]:
     parameters = sum(tensor.numel() for tensor in source.state.values())
     if out is not None:
 
-        def fill(aside: Path) -> dict[str, Any]:
+        def fill(aside: Path) -> Json:
             write_own(aside, source)
             return {"parameters": parameters}
 

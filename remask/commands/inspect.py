@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import numpy as np
@@ -29,7 +29,7 @@ from remask.data.settings import PAIRS, DataSettings
 from remask.data.tokens import SPLITS, STAGE, Shard, SourceTokens, Tokens
 from remask.errors import UsageError
 from remask.progress import Progress
-from remask.schema import IGNORE, Batch
+from remask.schema import IGNORE, Batch, Json, Values
 from remask.text.counts import DROPS
 from remask.tokenizer import Tokenizer, load_tokenizer
 
@@ -113,7 +113,7 @@ def main(
     seed: int | None = None,
     max_rows: int | None = None,
     changes: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> Json:
     """Facts about the folder, or the rows asked for as `{"examples": [...]}` (at most `max_rows` of them). `changes`:
     assignments to the training run, as --set has them."""
     if run.prepared is None:
@@ -131,7 +131,7 @@ def main(
 # --------------------------------------------------------------------------------------------------- the folder
 
 
-def facts(prepared: Path, num_samples: int) -> dict[str, Any]:
+def facts(prepared: Path, num_samples: int) -> Json:
     """Counts of the manifest, lengths by quantiles and powers of two, samples, and examples of drops."""
     artifact = open_artifact(prepared, STAGE)
     counts = dict(artifact.counts)
@@ -154,7 +154,7 @@ def facts(prepared: Path, num_samples: int) -> dict[str, Any]:
     }
 
 
-def _lengths(sources: Sequence[SourceTokens], name: str) -> dict[str, Any]:
+def _lengths(sources: Sequence[SourceTokens], name: str) -> Json:
     histogram = np.zeros(LONGEST + 1, np.int64)
     for source in sources:
         for shard in source.shards:
@@ -186,16 +186,16 @@ def _lengths(sources: Sequence[SourceTokens], name: str) -> dict[str, Any]:
     }
 
 
-def _samples(tokens: Tokens, tokenizer: Tokenizer, count: int) -> list[dict[str, Any]]:
+def _samples(tokens: Tokens, tokenizer: Tokenizer, count: int) -> list[Json]:
     """The beginnings of documents spread evenly over each source."""
-    found: list[dict[str, Any]] = []
+    problems: list[Json] = []
     for source in tokens.sources.values():
         for place in sorted({int(i) for i in np.linspace(0, source.num_documents - 1, count)} if count else set()):
             shard = [shard for shard in source.shards if shard.document_base <= place][-1]
             begin, end = shard.document_offsets[place - shard.document_base :][:2].tolist()
             text = _beginning(shard, begin, end, tokenizer)
-            found.append({"source": source.name, "document": place, "tokens": end - begin, "text": text})
-    return found
+            problems.append({"source": source.name, "document": place, "tokens": end - begin, "text": text})
+    return problems
 
 
 def _beginning(shard: Shard, begin: int, end: int, tokenizer: Tokenizer, num_tokens: int = 48) -> str:
@@ -207,7 +207,7 @@ def _beginning(shard: Shard, begin: int, end: int, tokenizer: Tokenizer, num_tok
     return "".join(part if part.startswith((" ", "\n")) or n == 0 else f"\n{part}" for n, part in enumerate(parts))
 
 
-def _drops(path: Path, count: int = 5) -> list[dict[str, Any]]:
+def _drops(path: Path, count: int = 5) -> list[Json]:
     """The first few of the sample that preparing kept."""
     if not path.is_file():
         return []
@@ -218,7 +218,7 @@ def _drops(path: Path, count: int = 5) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------------------------- for a person
 
 
-def show(result: Mapping[str, Any]) -> str:
+def show(result: Values) -> str:
     lines = [
         f"documents      {result['documents']:>14,}   read {result['read']:,}",
         f"sentences      {result['sentences']:>14,}",
@@ -264,9 +264,7 @@ def _picture(bars: Sequence[Mapping[str, int]], width: int = 40) -> list[str]:
 # ------------------------------------------------------------------------------------------------------ batches
 
 
-def _examples(
-    run: InspectRun, prepared: Path, seed: int | None, max_rows: int | None, changes: Sequence[str]
-) -> dict[str, Any]:
+def _examples(run: InspectRun, prepared: Path, seed: int | None, max_rows: int | None, changes: Sequence[str]) -> Json:
     from remask.data.batches import open_batches
     from remask.pretraining.settings import PretrainRun
 
@@ -309,14 +307,14 @@ def _token_text(tokenizer: Tokenizer, token: int) -> str:
     return f" {text}" if starts and token not in tokenizer.special_ids else text
 
 
-def rows_of(batch: Batch) -> list[dict[str, Any]]:
+def rows_of(batch: Batch) -> list[Json]:
     """One plain object a row, padding left out, labels -100 where nothing is predicted."""
     labels = np.full(batch.input_ids_BS.shape, IGNORE, np.int64)
     if batch.masked_positions_M is not None:
         labels.reshape(-1)[batch.masked_positions_M] = batch.masked_labels_M
     rows = []
     for number, length in enumerate(batch.lengths_B.tolist()):
-        row: dict[str, Any] = {
+        row: Json = {
             "id": int(batch.example_ids_B[number]) if batch.example_ids_B is not None else number,
             "input_ids": batch.input_ids_BS[number, :length].tolist(),
             "labels": labels[number, :length].tolist(),
@@ -329,22 +327,24 @@ def rows_of(batch: Batch) -> list[dict[str, Any]]:
     return rows
 
 
-def show_cuts(data: Mapping[str, Any]) -> str:
+def show_cuts(data: Values) -> str:
     """A line about sentences that are longer than a row allows, or than half of one for pairs, where there are any."""
     lines = ""
-    for facts in (data, data.get("short_rows", {})):
-        if count := facts.get("cut_sentences", 0):
-            by_source = {name: one["cut_sentences"] for name, one in facts["sources"].items() if one["cut_sentences"]}
+    for counts in (data, data.get("short_rows", {})):
+        if count := counts.get("cut_sentences", 0):
+            by_source = {
+                name: source["cut_sentences"] for name, source in counts["sources"].items() if source["cut_sentences"]
+            }
             listed = ", ".join(f"{name} {number:,}" for name, number in by_source.items())
             part = "halves of rows" if data.get("format") in PAIRS else "rows"
             verb = "sentence is" if count == 1 else "sentences are"
-            lines += f"{count:,} {verb} longer than {part} of {facts['length']} tokens allow and cut ({listed})\n"
+            lines += f"{count:,} {verb} longer than {part} of {counts['length']} tokens allow and cut ({listed})\n"
     if in_part := data.get("words_masked_in_part"):
         lines += f"{in_part:,} masked words here are longer than their row's share of masks: masked in part only\n"
     return f"{lines}\n" if lines else ""
 
 
-def show_batch(result: Mapping[str, Any]) -> str:
+def show_batch(result: Values) -> str:
     """Masked places in colour: what the model reads, and what it should say."""
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     lines = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from remask.answer.predict import PredictRun, answer_texts, main
 from remask.commands import Common, common_options, run_file
 from remask.errors import DataError, UsageError
 from remask.progress import counted
+from remask.schema import Json, Values
 from remask.streams import split_name
 from remask.tables import TABLE_KINDS
 from remask.tasks.answer_files import check_name, shown_cell
@@ -104,13 +105,13 @@ def _answer_texts(common: Common, run: PredictRun, words: Sequence[str]) -> None
     common.result(values, "\n".join(_line(answer) for answer in values["answers"]))
 
 
-def _line(answer: Mapping[str, Any]) -> str:
+def _line(answer: Values) -> str:
     """An answer for a person: what is neither the prediction nor its score has its name before it."""
     shown = {name: shown_cell(value) for name, value in answer.items()}
     bare = ("prediction", "score")
     return "  ".join(value or '""' if name in bare else f"{name} {value}" for name, value in shown.items())
 
 
-def _say_cut(common: Common, values: dict[str, Any]) -> None:
+def _say_cut(common: Common, values: Json) -> None:
     if values["cut"]:
         common.progress.say(f"  cut to what the model reads: {counted(values['cut'], 'text')}")

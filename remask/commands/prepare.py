@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,6 +13,7 @@ from remask.commands import Common, common_options
 from remask.config import find_run, is_run, parse_assignment
 from remask.errors import UsageError
 from remask.preparation.settings import PrepareRun
+from remask.schema import Json
 
 
 @click.command(short_help="Raw files -> documents, a vocabulary and token shards.")
@@ -63,9 +63,9 @@ def command(
     )
 
 
-def _named(paths: Sequence[str], common: Common) -> tuple[list[dict[str, Any]], Common]:
+def _named(paths: Sequence[str], common: Common) -> tuple[list[Json], Common]:
     """The one source of the short form; what --set says of it goes into it, and the rest of --set stays."""
-    source: dict[str, Any] = {"name": "corpus", "paths": list(paths)}
+    source: Json = {"name": "corpus", "paths": list(paths)}
     rest = []
     for word in common.assignments:
         parts, value = parse_assignment(word)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
 from remask.commands import Common, common_options, program
 from remask.progress import duration
+from remask.schema import Values
 from remask.starter.run import pretrain_run, quickstart
 from remask.starter.settings import QuickstartRun
 
@@ -34,7 +33,7 @@ def command(corpus: tuple[str, ...], minutes: float | None, preset: str | None, 
     common.result(values, summary(values))
 
 
-def summary(values: Mapping[str, Any]) -> str:
+def summary(values: Values) -> str:
     """What a person wants to see at the end."""
     loss, unigram = values["evaluation"]["loss"], values["corpus"]["unigram_nats"]
     lines = ["", "What it fills in (held-out sentences):"]
@@ -48,11 +47,11 @@ def summary(values: Mapping[str, Any]) -> str:
         f"{values['evaluation']['bits_per_byte']:.2f} bits per byte",
     ]
     if task := values["task"]:
-        for start, name in (("pretrained", "pretrained"), ("scratch", "from scratch")):
+        for start, name in task["starts"].items():
             seeds = task[start]["seeds"]
             spread = f"({min(seeds):.1%} to {max(seeds):.1%}, {len(seeds)} seeds)" if len(seeds) > 1 else "(one seed)"
-            lines.append(f"{task['question']} {name:<12} {task[start]['median']:.1%} {spread}")
-        lines.append(f"{task['question']} {'largest class':<12} {task['majority']:.1%}")
+            lines.append(f"{task['question']} {name:<20} {task[start]['median']:.1%} {spread}")
+        lines.append(f"{task['question']} {'largest class':<20} {task['majority']:.1%}")
     lines += ["", f"Model   {values['model']}", f"Report  {values['report']}", "", "Try next:"]
     lines += [f"  {line}" for line in values["next_commands"]]
     lines += ["", f"{duration(sum(values['seconds'].values()))} in all"]

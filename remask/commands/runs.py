@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import click
 import yaml
 
 from remask.commands import Common, common_options
 from remask.config import NAMED_RUNS, named_runs
+from remask.schema import Json
 
 WIDTH = 110
 
@@ -34,7 +34,7 @@ def about(file: Path) -> str:
 @common_options
 def command(verb: str | None, common: Common) -> None:
     """The run files that come with remask. Give the name in place of a path: remask pretrain wiki_small …"""
-    rows: list[dict[str, Any]] = [
+    rows: list[Json] = [
         {"verb": reader, "name": name, "file": str(file), "about": about(file)}
         for reader in NAMED_RUNS
         if verb in (None, reader)
@@ -43,7 +43,7 @@ def command(verb: str | None, common: Common) -> None:
     common.result({"runs": rows}, _table(rows))
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: list[Json]) -> str:
     width = max(len(row["name"]) for row in rows)
     lines = []
     for verb in dict.fromkeys(row["verb"] for row in rows):

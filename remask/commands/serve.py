@@ -14,6 +14,7 @@ from remask.commands import Common, common_options, run_file
 from remask.config import Config, setting
 from remask.errors import UnavailableError, install_command
 from remask.progress import Progress
+from remask.schema import Json
 from remask.serve.catalog import entries
 from remask.serve.settings import ServeSettings
 
@@ -64,7 +65,7 @@ def main(run: ServeRun, token: str | None, *, common: Common) -> None:
     progress: Progress = common.progress
     progress.say(f"loading {', '.join(entry.id for entry in found)} ...")
 
-    def on_ready(url: str, models: list[dict[str, Any]]) -> None:
+    def on_ready(url: str, models: list[Json]) -> None:
         lines = [f"serving at {url}"]
         for model in models:
             lines.append(f"  {model['id']} ({model['precision']}): {', '.join(model['tasks'])}")

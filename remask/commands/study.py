@@ -12,6 +12,7 @@ import click
 from remask import api
 from remask.commands import Common, common_options
 from remask.errors import GaveUpError, UsageError
+from remask.schema import Json
 from remask.studies.settings import ALL, PARENT_VARIABLE, SCALES, StudyRun, definition_file
 from remask.workers import die_with_parent
 
@@ -41,7 +42,7 @@ def command(common: Common, names: str, corpus: tuple[str, ...], row: str | None
         raise UsageError("--row K goes with --seed S and one study: they name one run")
     for name in ALL if names == "all" else (names,):
         file = definition_file(name)
-        given: dict[str, Any] = {**options, "corpus": list(corpus) or None}
+        given: Json = {**options, "corpus": list(corpus) or None}
         # With --row, --seed names the one run, and the study's own first seed stays as it is.
         run = (replace(common, seed=None) if row is not None else common).build(StudyRun, file, **given).run
         run = run if run.name else run.model_copy(update={"name": file.stem})
@@ -64,7 +65,7 @@ def command(common: Common, names: str, corpus: tuple[str, ...], row: str | None
                 raise GaveUpError(f"{name}: {values['crashed']} runs crashed; {values['page']} shows the others")
 
 
-def _estimate(values: dict[str, Any]) -> str:
+def _estimate(values: Json) -> str:
     lines = [f"  {label:40} {minutes:8.1f} min a run" for label, minutes in values["minutes_by_row"].items()]
     left = values["runs"] - values["finished"]
     total = f"{values['name']} at scale {values['scale']}: {left} of {values['runs']} runs to do"

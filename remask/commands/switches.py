@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib
 import json
-from typing import Any
 
 import click
 
 from remask.commands import Common, common_options
 from remask.config import Config, Switch, switches
+from remask.schema import Json
 
 # verb -> the run model whose switches it reads, by name so that nothing is imported before it is asked for.
 RUN_MODELS = {
@@ -19,7 +19,7 @@ RUN_MODELS = {
     "pretrain": "remask.pretraining.settings:PretrainRun",
     "adapt": "remask.adaptation.settings:AdaptRun",
     "finetune": "remask.commands.finetune:FinetuneRun",
-    "search": "remask.commands.search:SearchRun",
+    "tune": "remask.tune.settings:TuneRun",
     "evaluate": "remask.commands.evaluate:EvaluateRun",
     "predict": "remask.answer.predict:PredictRun",
     "fill-mask": "remask.commands.fill_mask:FillMaskRun",
@@ -50,22 +50,22 @@ def command(verb: str | None, common: Common) -> None:
 
     Effects: math changes what the model computes, data changes what it reads, speed changes neither.
     """
-    found = [(name, one) for name, one in all_switches() if verb in (None, name)]
-    rows: list[dict[str, Any]] = [
+    chosen = [(name, setting) for name, setting in all_switches() if verb in (None, name)]
+    rows: list[Json] = [
         {
             "verb": name,
-            "key": one.key,
-            "default": one.default,
-            "values": one.values,
-            "effect": one.effect,
-            "doc": one.doc,
+            "key": setting.key,
+            "default": setting.default,
+            "values": setting.values,
+            "effect": setting.effect,
+            "doc": setting.doc,
         }
-        for name, one in found
+        for name, setting in chosen
     ]
     common.result({"switches": rows}, _table(rows))
 
 
-def _table(rows: list[dict[str, Any]]) -> str:
+def _table(rows: list[Json]) -> str:
     lines = []
     for verb in dict.fromkeys(row["verb"] for row in rows):
         lines += ["", f"remask {verb} --set KEY=VALUE"]

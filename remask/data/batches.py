@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 import numpy as np
 
@@ -29,7 +28,7 @@ from remask.data.rows import Vocabulary, padded_width
 from remask.data.settings import DataSettings
 from remask.data.tokens import Tokens
 from remask.errors import ConfigError, DataError
-from remask.schema import Batch, BatchSource
+from remask.schema import Batch, BatchSource, Json
 
 __all__ = ["Batches", "evaluation_batches", "is_comparable", "masked_bytes", "open_batches", "word_batches"]
 
@@ -60,17 +59,17 @@ class Batches(BatchSource):
 
     # ------------------------------------------------------------------------------- the BatchSource protocol
 
-    def first_cursor(self) -> dict[str, Any]:
+    def first_cursor(self) -> Json:
         return {"step": 0} if self.settings.batch.num_tokens is None else {"step": 0, "window": 0, "batch": 0}
 
-    def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]:
+    def take(self, cursor: Json) -> tuple[list[Batch], Json]:
         """This rank's micro-batches of the step at the cursor, and the next cursor."""
         chosen, following = self.plan(cursor)
         phase = self._phase_at(cursor["step"])
         rate = self._rate_at(cursor["step"])
         return [self._read(phase, part, rate) for part in self.deal(chosen, cursor["step"])], following
 
-    def plan(self, cursor: dict[str, Any]) -> tuple[Chosen, dict[str, Any]]:
+    def plan(self, cursor: Json) -> tuple[Chosen, Json]:
         """The rows of a step over all ranks, and the next cursor."""
         step = cursor["step"]
         phase = self._phase_at(step)
@@ -146,12 +145,16 @@ class Batches(BatchSource):
         chosen = phase.choose(np.arange(start, start + int(num_rows.sum())))
         if self.settings.batch.bucket_steps == 1:
             return [chosen.take(at) for at in np.split(np.arange(len(chosen.rows)), np.cumsum(num_rows)[:-1])]
+        # Sorted by size, a window is cut into steps of rows of nearly one length, which need little padding.
+        # The steps then come in a drawn order: from short to long would be a curriculum that nobody asked for.
         place = self._shuffled(phase, window, steps)  # of each step among the parts of the sorted rows
         parts = np.split(np.argsort(chosen.sizes, kind="stable"), np.cumsum(num_rows[np.argsort(place)])[:-1])
         return [chosen.take(parts[at]) for at in place]
 
     def _cut_by_tokens(self, phase: Corpus, window: int) -> list[Chosen]:
         """Batches of nearly equal numbers of tokens, as near to num_tokens as a whole number of them allows."""
+        # How many rows a number of tokens is depends on the rows, so a step's rows would depend on all steps before.
+        # Windows of a fixed number of slots end that chain: a step is found from its window alone, after any resume.
         wanted, steps = self.settings.batch.num_tokens or 0, self.settings.batch.bucket_steps
         num_buckets = -(-_WINDOW_STEPS // steps)
         num_slots = max(round(num_buckets * steps * wanted / phase.mean_size), 1)
@@ -161,7 +164,7 @@ class Batches(BatchSource):
             chosen = chosen.take(np.lexsort((chosen.sizes, bucket)))
         total = np.cumsum(chosen.sizes)
         num_batches = max(round(int(total[-1]) / wanted), 1)
-        middle = total - chosen.sizes / 2
+        middle = total - chosen.sizes / 2  # a row belongs to the batch that holds its middle
         ends = np.searchsorted(middle, total[-1] * np.arange(1, num_batches) / num_batches)
         batches = [chosen.take(at) for at in np.split(np.arange(num_slots), ends)]
         return [batches[at] for at in self._shuffled(phase, window, num_batches)] if steps > 1 else batches
@@ -255,12 +258,12 @@ class Batches(BatchSource):
         ends = sorted({round(share * steps) for share in shares} - {0})
         run = self.with_steps(steps)
         kinds: dict[tuple[bool, int], Batches] = {}
-        found, begin = [], 0
+        stretches, begin = [], 0
         for end in ends:
             first, last = (kinds.setdefault(*run._all_like(step)) for step in (begin, end - 1))
-            found.append(((end - begin) / steps, first, last))
+            stretches.append(((end - begin) / steps, first, last))
             begin = end
-        return found
+        return stretches
 
     def _all_like(self, step: int) -> tuple[tuple[bool, int], Batches]:
         """Batches that are all of the kind of this step (one row length, one size), under a key of that kind."""
@@ -270,7 +273,7 @@ class Batches(BatchSource):
         world = {"seed": self._seed, "rank": self._rank, "world_size": self._world_size}
         return (phase.is_short, num_rows), Batches(settings, self._vocabulary, [phase], total_steps=None, **world)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """Counts for reports: examples, mean row length, sentences that were cut, pairs; and the rows of evaluations.
 
         `evaluation.is_capped`: the run's rows are shorter than the evaluation's should be, so its held-out numbers
@@ -299,20 +302,20 @@ class Batches(BatchSource):
         since one step reads more than that, batch 0 is what such a step has of the pass.
         """
         cursor, read = self._before_pass(epoch)
-        before, found = cursor, 0
+        before, num_batches = cursor, 0
         while read < epoch + 1:
             if read >= epoch:
-                if found == number:
+                if num_batches == number:
                     return self._read_step(cursor, max_rows)
-                found += 1
+                num_batches += 1
             before = cursor
             num_rows, cursor = self._skip(cursor)
             read += Fraction(num_rows, self._phase_at(before["step"]).num_examples)
-        if found == number == 0:
+        if num_batches == number == 0:
             return self._read_step(before, max_rows, epoch)
-        raise DataError(f"batch {number}: the pass has batches 0 to {max(found, 1) - 1}")
+        raise DataError(f"batch {number}: the pass has batches 0 to {max(num_batches, 1) - 1}")
 
-    def _before_pass(self, epoch: int) -> tuple[dict[str, Any], Fraction]:
+    def _before_pass(self, epoch: int) -> tuple[Json, Fraction]:
         """A cursor at or before a pass and how many passes were read until there; the last such where that is known."""
         num_rows, size = self.settings.batch.num_rows, self.num_examples
         if self.settings.batch.num_tokens is not None or self.settings.batch.ramp_from or len(self.phases) > 1:
@@ -320,14 +323,14 @@ class Batches(BatchSource):
         step = epoch * size // num_rows
         return {"step": step}, Fraction(step * num_rows, size)
 
-    def _skip(self, cursor: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    def _skip(self, cursor: Json) -> tuple[int, Json]:
         """How many rows the step at the cursor reads, and the next cursor."""
         if self.settings.batch.num_tokens is None:
             return self._ramp.rows(cursor["step"]), {"step": cursor["step"] + 1}
         chosen, following = self.plan(cursor)
         return len(chosen.rows), following
 
-    def _read_step(self, cursor: dict[str, Any], max_rows: int | None, only_pass: int | None = None) -> Batch:
+    def _read_step(self, cursor: Json, max_rows: int | None, only_pass: int | None = None) -> Batch:
         """A step's rows; `only_pass`: those that are in this pass of their source."""
         step = cursor["step"]
         chosen, _ = self.plan(cursor)
@@ -345,7 +348,7 @@ class Batches(BatchSource):
         raise DataError(f"example {example_id}: no such example; ids are those that batches show")
 
 
-def _rows_facts(phase: Corpus) -> dict[str, Any]:
+def _rows_facts(phase: Corpus) -> Json:
     """Counts of the rows of one length, in total and by source."""
     sources = {
         name: {"examples": len(examples), "mean_length": round(float(examples.sizes.mean()), 1), **examples.counts}

@@ -14,7 +14,7 @@ import numpy as np
 from remask.data import order
 from remask.data.examples import Examples, Recipe
 from remask.data.masking import Masked, Masker, mask_pass
-from remask.data.rows import Block, Rows, Vocabulary, assemble
+from remask.data.rows import BatchRows, Block, Vocabulary, assemble
 from remask.data.settings import DataSettings
 from remask.data.tokens import SourceTokens, Tokens
 from remask.errors import ConfigError, DataError
@@ -60,23 +60,24 @@ class Corpus:
         self.names = list(tokens.sources)
         self.sources: list[SourceTokens] = list(tokens.sources.values())
         self.examples: list[Examples] = [examples[name] for name in self.names]
-        self.num_examples = sum(len(one) for one in self.examples)
+        self.num_examples = sum(len(of_source) for of_source in self.examples)
         if not self.num_examples:
             raise DataError(f"{tokens.folder}: the {tokens.split} split has no text to make a row of")
         whole = self._whole_weights(weights)
         self.mixture = order.Mixture(whole)
-        parts = zip(whole, self.examples, strict=True)
-        self.mean_size = sum(weight * float(one.sizes.mean()) for weight, one in parts if weight) / sum(whole)
+        weighted = zip(whole, self.examples, strict=True)
+        sizes = sum(weight * float(of_source.sizes.mean()) for weight, of_source in weighted if weight)
+        self.mean_size = sizes / sum(whole)
 
     def _whole_weights(self, weights: dict[str, float]) -> list[int]:
         """By weight, or else by number of examples: then all sources end their passes together."""
         if not weights:
-            return [len(one) for one in self.examples]
+            return [len(examples) for examples in self.examples]
         if unknown := sorted(set(weights) - set(self.names)):
             raise ConfigError(f"data.source_weights: no source {unknown[0]!r}; there are {', '.join(self.names)}")
         shares = [weights.get(name, 0.0) for name in self.names]
-        for name, share, one in zip(self.names, shares, self.examples, strict=True):
-            if share > 0 and not len(one):
+        for name, share, examples in zip(self.names, shares, self.examples, strict=True):
+            if share > 0 and not len(examples):
                 raise DataError(f"source {name} has a weight of {share} but no text to make a row of")
         return order.whole_weights(shares)
 
@@ -88,9 +89,9 @@ class Corpus:
             at = np.flatnonzero(sources == number)
             size = len(self.examples[number])
             passes[at], index = np.divmod(serials[at], size)
-            for one in np.unique(passes[at]):
-                now = passes[at] == one
-                key = order.key_of("order", self.seed, self.names[number], self.is_short, int(one))
+            for pass_number in np.unique(passes[at]):
+                now = passes[at] == pass_number
+                key = order.key_of("order", self.seed, self.names[number], self.is_short, int(pass_number))
                 rows[at[now]] = order.permute(index[now], size, key)
         return self.rows_of(sources, passes, rows)
 
@@ -106,7 +107,7 @@ class Corpus:
             keys[at] = order.draw(order.draw(base, copies[at]), rows[at])
         return Chosen(sources, passes, rows, sizes, keys)
 
-    def layout(self, chosen: Chosen, width: int, vocabulary: Vocabulary) -> tuple[Rows, list[Block]]:
+    def layout(self, chosen: Chosen, width: int, vocabulary: Vocabulary) -> tuple[BatchRows, list[Block]]:
         """Chosen rows with their marks, unmasked."""
         if len(self.sources) == 1:
             blocks = [Block(self.sources[0], self.examples[0], chosen.rows, np.arange(len(chosen.rows)))]
@@ -129,7 +130,7 @@ class Corpus:
         masked = self.masker(rows, chosen.keys, rate, starts_word)
         return self.batch(chosen, rows, masked)
 
-    def batch(self, chosen: Chosen, rows: Rows, masked: Masked) -> Batch:
+    def batch(self, chosen: Chosen, rows: BatchRows, masked: Masked) -> Batch:
         labels = None
         if self.recipe.sentence_loss != "none":
             labels = np.full(len(chosen.rows), IGNORE, np.int64)

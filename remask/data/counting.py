@@ -69,9 +69,9 @@ def _count(portion: Sequence[tuple[Shard, int, int]], vocab_size: int, units: np
     from scipy.sparse import csr_array
 
     bits = max(1, (len(units) - 1).bit_length())
-    found = [key for place in portion for key in _keys(*place, vocab_size, len(units), bits)]
-    keys = np.concatenate([np.zeros(0, np.int64), *found])  # stretches of one token have no pairs
-    del found
+    pieces = [key for place in portion for key in _keys(*place, vocab_size, len(units), bits)]
+    keys = np.concatenate([np.zeros(0, np.int64), *pieces])  # stretches of one token have no pairs
+    del pieces
     keys.sort()
     pairs = keys >> bits
     is_first = np.ones(len(keys), bool)

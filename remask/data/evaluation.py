@@ -21,7 +21,7 @@ from remask.data.corpus import Chosen, Corpus, uses_bert_layout
 from remask.data.examples import Recipe
 from remask.data.index import open_index
 from remask.data.masking import Masked, Masker
-from remask.data.rows import Rows, Vocabulary, padded_width
+from remask.data.rows import BatchRows, Vocabulary, padded_width
 from remask.data.settings import PAIRS, DataSettings, MaskingSettings
 from remask.data.tokens import Tokens
 from remask.errors import ConfigError, DataError
@@ -137,7 +137,9 @@ def word_batches(
         _WordPicks(corpus, number, tokenizer, settings.evaluation.rate, max_documents, max_bytes)
         for number in range(len(corpus.sources))
     ]
-    inside = [np.flatnonzero(one.starts < picks.end) for one, picks in zip(corpus.examples, words, strict=True)]
+    inside = [
+        np.flatnonzero(examples.starts < picks.end) for examples, picks in zip(corpus.examples, words, strict=True)
+    ]
     sources = np.repeat(np.arange(len(inside)), [len(rows_inside) for rows_inside in inside])
     chosen = corpus.rows_of(sources, np.zeros_like(sources), np.concatenate(inside))
     chosen = chosen.take(np.argsort(chosen.sizes, kind="stable")[::-1])
@@ -149,7 +151,7 @@ def word_batches(
     return batches
 
 
-def _mask_words(rows: Rows, sources: list[int], words: list[_WordPicks], tokenizer: Vocabulary) -> Masked:
+def _mask_words(rows: BatchRows, sources: list[int], words: list[_WordPicks], tokenizer: Vocabulary) -> Masked:
     picked = np.zeros(len(rows.text_T), bool)
     for number, source in enumerate(sources):
         at = rows.source_T == number

@@ -105,6 +105,8 @@ def read_sentences(source: SourceTokens, position: int, limit: int) -> Sentences
     if is_last:
         bounds = np.append(bounds, source.num_tokens)
     bounds[0] = position  # a sentence that the run before cut and only used in part
+    # A sentence over the limit is cut into parts of `limit` tokens and a remainder; `which` is each part's sentence,
+    # `within` its number in it. Most sentences are one part.
     parts = -(-np.diff(bounds) // limit)
     which = np.repeat(np.arange(len(parts)), parts)
     within = np.arange(len(which)) - np.repeat(np.cumsum(parts) - parts, parts)
@@ -127,13 +129,15 @@ def follow(jumps: np.ndarray, reach: np.ndarray, is_last: bool) -> tuple[np.ndar
     `reach`: the sentences a row looked at end there. Rows that looked up to the end of this run of sentences might
     look further in the next one, which starts with them.
     """
+    # Where a row starts depends on where the one before ended, so this chain cannot be one array operation. A Python
+    # list is faster here than single elements of an array.
     steps, end = jumps.tolist(), len(jumps)
-    found: list[int] = []
+    starts: list[int] = []
     here = 0
     while here < end:
-        found.append(here)
+        starts.append(here)
         here = steps[here]
-    rows = np.array(found, np.int64)
+    rows = np.array(starts, np.int64)
     if is_last:
         return rows, end
     open_rows = np.flatnonzero(reach[rows] >= end)
@@ -160,6 +164,7 @@ def _packed_rows(source: SourceTokens, recipe: Recipe) -> Iterator[tuple[Sentenc
     position = 0
     while position < source.num_tokens:
         sentences = read_sentences(source, position, recipe.text_limit)
+        # For every sentence at once: where would a row end that starts with it? `follow` keeps those that come about.
         # A separator is due before every document's first sentence, unless a row starts there.
         separators = np.cumsum(sentences.opens_document) if crossing else 0
         room = sentences.starts + separators + aims(recipe, source, sentences.starts)
@@ -167,20 +172,20 @@ def _packed_rows(source: SourceTokens, recipe: Recipe) -> Iterator[tuple[Sentenc
         jumps = np.maximum(jumps, np.arange(1, len(sentences) + 1))
         if not crossing:
             jumps = np.minimum(jumps, sentences.document_end)
-        found, end = follow(jumps, jumps, sentences.is_last)
-        yield sentences, found, end
+        starts, end = follow(jumps, jumps, sentences.is_last)
+        yield sentences, starts, end
         position = source.num_tokens if sentences.is_last else int(sentences.starts[end])
 
 
 def sentence_parts(source: SourceTokens, recipe: Recipe) -> Iterator[Examples]:
     """full-sentences and doc-sentences. In the first a row has one piece for each document it touches."""
-    for sentences, found, end in _packed_rows(source, recipe):
+    for sentences, first_sentences, end in _packed_rows(source, recipe):
         is_start = np.zeros(end, bool)
-        is_start[found] = True
+        is_start[first_sentences] = True
         pieces = np.flatnonzero(is_start | sentences.opens_document[:end])
         starts = sentences.starts[pieces]
         lengths = np.diff(np.append(starts, sentences.ends[end - 1]))
-        rows = np.append(np.searchsorted(pieces, found), len(pieces))
+        rows = np.append(np.searchsorted(pieces, first_sentences), len(pieces))
         sizes = _row_sums(lengths, rows) + np.diff(rows) + 1
         counts = {"cut_sentences": int(sentences.is_cut[:end].sum())}
         yield Examples(rows, starts, lengths.astype(np.int32), sizes.astype(np.int32), counts=counts)
@@ -195,6 +200,8 @@ def block_parts(source: SourceTokens, recipe: Recipe) -> Iterator[Examples]:
     """
     offsets = source.document_offsets
     documents = np.flatnonzero(np.diff(offsets) > 0)
+    # Where each document begins in the line that has a mark before and one after every document: two more a document.
+    # Blocks are cut at multiples of the length; a piece ends at a cut or at a document's edge, whichever comes first.
     edges = np.append(offsets[documents], offsets[-1]) + 2 * np.arange(len(documents) + 1)
     total = int(edges[-1])
     num_rows = max(total // recipe.length, int(total > 0))
@@ -234,19 +241,19 @@ def no_examples(recipe: Recipe) -> Examples:
 
 def join(parts: Iterable[Examples]) -> Examples:
     """Rows of several parts, one after the other."""
-    found = list(parts)
-    bases = np.cumsum([0, *(len(part.starts) for part in found)])
-    rows = [np.zeros(1, np.int64), *(part.rows[1:] + base for part, base in zip(found, bases, strict=False))]
+    pieces = list(parts)
+    bases = np.cumsum([0, *(len(part.starts) for part in pieces)])
+    rows = [np.zeros(1, np.int64), *(part.rows[1:] + base for part, base in zip(pieces, bases, strict=False))]
     counts: Counter[str] = Counter()
-    for part in found:
+    for part in pieces:
         counts.update(part.counts)
     return Examples(
         np.concatenate(rows),
-        np.concatenate([part.starts for part in found]),
-        np.concatenate([part.lengths for part in found]),
-        np.concatenate([part.sizes for part in found]),
-        None if found[0].labels is None else np.concatenate([p.labels for p in found if p.labels is not None]),
-        None if found[0].flags is None else np.concatenate([p.flags for p in found if p.flags is not None]),
+        np.concatenate([part.starts for part in pieces]),
+        np.concatenate([part.lengths for part in pieces]),
+        np.concatenate([part.sizes for part in pieces]),
+        None if pieces[0].labels is None else np.concatenate([p.labels for p in pieces if p.labels is not None]),
+        None if pieces[0].flags is None else np.concatenate([p.flags for p in pieces if p.flags is not None]),
         dict(counts),
     )
 

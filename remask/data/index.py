@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +24,7 @@ from remask.data.pairs import pair_parts
 from remask.data.settings import PAIRS
 from remask.data.tokens import SourceTokens, Tokens
 from remask.errors import DataError
+from remask.schema import Json
 
 STAGE = "examples"
 _VERSION = 2  # 2: drawn negatives that are cut have a count of their own
@@ -70,8 +70,8 @@ def open_index(tokens: Tokens, recipe: Recipe, folder: Path | None) -> dict[str,
     return {name: _open(artifact, number, name) for number, name in enumerate(tokens.sources)}
 
 
-def _fill(aside: Path, tokens: Tokens, recipe: Recipe) -> dict[str, Any]:
-    counts: dict[str, Any] = {}
+def _fill(aside: Path, tokens: Tokens, recipe: Recipe) -> Json:
+    counts: Json = {}
     for number, (name, source) in enumerate(tokens.sources.items()):
         total: Counter[str] = Counter()
         num_pieces = 0

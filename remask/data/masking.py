@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from remask.data import order
-from remask.data.rows import Rows, Vocabulary
+from remask.data.rows import BatchRows, Vocabulary
 from remask.data.settings import MaskingSettings
 
 _PICK, _TURN, _LENGTH, _SHOW = (order.key_of("masking", name) for name in ("pick", "turn", "length", "show"))
@@ -36,7 +36,8 @@ class Masked:
 
 
 def mask_pass(settings: MaskingSettings, passes: np.ndarray) -> np.ndarray:
-    """Static, ten copies and dynamic are one expression."""
+    """Which mask a row gets in a pass: masks are drawn from this number, so equal numbers are equal masks."""
+    # Modulo 1 all passes are pass 0 (static), modulo n they repeat after n (copies), modulo 2^62 they never do.
     copies = {"static": 1, "copies": settings.num_copies, "dynamic": 1 << 62}[settings.repeat]
     return np.asarray(passes) % copies
 
@@ -66,7 +67,7 @@ class Masker:
         self._allowed = replacements(vocabulary)
         self.num_words_in_part = 0  # masked so far, of which some tokens stayed
 
-    def __call__(self, rows: Rows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray | None) -> Masked:
+    def __call__(self, rows: BatchRows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray | None) -> Masked:
         """`starts_word_T` says where words start; needed unless the unit is the token."""
         if self.settings.unit == "token":
             chosen, leader = self._choose_tokens(rows, keys_B, rate), None
@@ -75,12 +76,14 @@ class Masker:
             chosen, leader = self._choose_units(rows, keys_B, rate, starts_word_T)
         return self._show(rows, keys_B, chosen, leader)
 
-    def _choose_tokens(self, rows: Rows, keys_B: np.ndarray, rate: float) -> np.ndarray:
+    def _choose_tokens(self, rows: BatchRows, keys_B: np.ndarray, rate: float) -> np.ndarray:
         """Flat positions, ascending."""
         num_rows, width = rows.ids_BS.shape
         bits_BS = order.draw((keys_B ^ np.uint64(_PICK))[:, None], np.arange(width))
         if self.settings.count == "independent":
             return rows.text_T[bits_BS.reshape(-1)[rows.text_T] < np.uint64(int(rate * 2.0**64))]
+        # Every text token has a drawn rank; the ranks below the row's budget-th smallest one are masked. So a row has
+        # exactly its budget, and a larger rate masks the same tokens and some more.
         # 32 bits sort many times faster than 64. Two equal ranks just at the limit leave one token out, in about one
         # row of ten million.
         ranks = np.full(num_rows * width, _LAST_RANK)
@@ -92,7 +95,7 @@ class Masker:
         return np.flatnonzero(ranks_BS < limit_B[:, None])
 
     def _choose_units(
-        self, rows: Rows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray
+        self, rows: BatchRows, keys_B: np.ndarray, rate: float, starts_word_T: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Flat positions, and for spans the position of each one's span start (a span is shown as one)."""
         row_T, column_T = np.divmod(rows.text_T, rows.ids_BS.shape[1])
@@ -122,7 +125,7 @@ class Masker:
         return _fill_budgets(units.row, units.ranks, units.lengths, budget_B)
 
     def _pick_tiles(
-        self, words: _Units, rows: Rows, rate: float, budget_B: np.ndarray, keys_B: np.ndarray
+        self, words: _Units, rows: BatchRows, rate: float, budget_B: np.ndarray, keys_B: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray | None]:
         """Which words are masked where they go in n-grams or spans, and for spans where each word's span starts.
 
@@ -174,7 +177,7 @@ class Masker:
             weights = stop * (1 - stop) ** np.arange(self.settings.max_span)
         return (weights / weights.sum())[:-1]
 
-    def _show(self, rows: Rows, keys_B: np.ndarray, chosen: np.ndarray, leader: np.ndarray | None) -> Masked:
+    def _show(self, rows: BatchRows, keys_B: np.ndarray, chosen: np.ndarray, leader: np.ndarray | None) -> Masked:
         """80/10/10: the mask token, a random token, or the true one."""
         width = rows.ids_BS.shape[1]
         ids = rows.ids_BS.reshape(-1).copy()
@@ -182,7 +185,8 @@ class Masker:
         row, column = np.divmod(chosen, width)
         keys = keys_B[row] ^ np.uint64(_SHOW)
         bits = order.draw(keys, column)
-        # The lower half of the bits decides what is shown, the upper half which random token.
+        # The lower half of the bits decides what is shown, the upper half which random token. Tokens of one span take
+        # the decision of its first token, so that a span is masked, replaced or kept as a whole.
         show = (bits if leader is None else order.draw(keys, leader % width)) & _LOWER_HALF
         random_from = np.uint64(int(self.settings.mask_share * 2.0**32))
         random_to = np.uint64(int((self.settings.mask_share + self.settings.random_share) * 2.0**32))
@@ -233,6 +237,7 @@ def _unturned(values: np.ndarray, ring: np.ndarray) -> np.ndarray:
 
 def _by_rank(row_U: np.ndarray, ranks: np.ndarray) -> np.ndarray:
     """Units row by row, each row's in the order of their ranks."""
+    # The row in the upper bits, the rank in the lower ones: one sort orders all rows of the batch at once.
     return np.argsort((row_U.astype(np.uint64) << _ROW_SHIFT) | (ranks >> _RANK_SHIFT), kind="stable")
 
 
@@ -251,6 +256,7 @@ def _totals_before(row_U: np.ndarray, ranks: np.ndarray, lengths: np.ndarray) ->
     row, length = row_U[order_U], lengths[order_U]
     before, opens = np.cumsum(length) - length, _opens(row)
     totals = np.empty(len(row_U), np.int64)
+    # A running sum over all rows, less what it was where the unit's own row begins.
     totals[order_U] = before - before[opens][np.cumsum(opens) - 1]
     return totals
 

@@ -58,10 +58,10 @@ def permute(index: np.ndarray, size: int, key: int) -> np.ndarray:
         return np.argsort(draw(key, np.arange(size)), kind="stable")[index]
     wide = math.isqrt(size - 1) + 1
     high = -(-size // wide)
-    found = _feistel(index, wide, high, key)
-    while (outside := np.flatnonzero(found >= size)).size:
-        found[outside] = _feistel(found[outside], wide, high, key)
-    return found
+    permuted = _feistel(index, wide, high, key)
+    while (outside := np.flatnonzero(permuted >= size)).size:
+        permuted[outside] = _feistel(permuted[outside], wide, high, key)
+    return permuted
 
 
 def _feistel(index: np.ndarray, wide: int, high: int, key: int) -> np.ndarray:

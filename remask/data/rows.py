@@ -48,7 +48,7 @@ class Block:
 
 
 @dataclass
-class Rows:
+class BatchRows:
     """A batch before masking. T text tokens in reading order, B rows, S positions."""
 
     ids_BS: np.ndarray
@@ -68,7 +68,7 @@ def padded_width(longest: int, multiple: int, length: int) -> int:
     return min(-(-longest // multiple) * multiple, length)
 
 
-def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe, vocabulary: Vocabulary) -> Rows:
+def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe, vocabulary: Vocabulary) -> BatchRows:
     """Read and lay out all rows of a batch."""
     ids = np.full(num_rows * width, vocabulary.pad_id, np.int64)
     lengths = np.zeros(num_rows, np.int64)
@@ -76,7 +76,7 @@ def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe,
     segments = np.zeros(num_rows * width, np.int64) if recipe.bert_layout else None
     documents = np.full(num_rows * width, -1, np.int64) if recipe.pack_documents else None
     positions = np.zeros(num_rows * width, np.int64) if recipe.pack_documents else None
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    placed: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for block in blocks:
         part = _layout(block, width, recipe, vocabulary)
         destination, token = _spread(part.text_at, part.lengths, part.starts)
@@ -86,7 +86,7 @@ def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe,
         text_lengths[block.places] = np.add.reduceat(part.lengths, np.flatnonzero(part.number == 0))
         starts_piece = np.zeros(len(token), bool)
         starts_piece[(np.cumsum(part.lengths) - part.lengths)[part.lengths > 0]] = True
-        found.append((destination, token, starts_piece))
+        placed.append((destination, token, starts_piece))
         if segments is not None:
             second = np.flatnonzero(part.number == 1)
             at, _ = _spread(part.at[second], part.sizes[second], part.at[second])
@@ -95,9 +95,9 @@ def assemble(blocks: Sequence[Block], num_rows: int, width: int, recipe: Recipe,
             at, inside = _spread(part.at, part.sizes, np.zeros(len(part.at), np.int64))
             positions[at] = inside
             documents[at] = np.repeat(part.number, part.sizes)
-    text, token, starts_piece, source = _in_reading_order(found)
+    text, token, starts_piece, source = _in_reading_order(placed)
     shape = (num_rows, width)
-    return Rows(
+    return BatchRows(
         ids.reshape(shape),
         lengths,
         text_lengths,
@@ -165,15 +165,15 @@ def _spread(at: np.ndarray, lengths: np.ndarray, starts: np.ndarray) -> tuple[np
 
 
 def _in_reading_order(
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    placed: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Text positions of all blocks, ascending, with their tokens and block numbers."""
-    if len(found) == 1:  # rows are in order inside a block
-        text, token, starts_piece = found[0]
+    if len(placed) == 1:  # rows are in order inside a block
+        text, token, starts_piece = placed[0]
         return text, token, starts_piece, np.zeros(len(text), np.int64)
-    text = np.concatenate([part[0] for part in found])
-    token = np.concatenate([part[1] for part in found])
-    starts_piece = np.concatenate([part[2] for part in found])
-    source = np.repeat(np.arange(len(found)), [len(part[0]) for part in found])
+    text = np.concatenate([part[0] for part in placed])
+    token = np.concatenate([part[1] for part in placed])
+    starts_piece = np.concatenate([part[2] for part in placed])
+    source = np.repeat(np.arange(len(placed)), [len(part[0]) for part in placed])
     order = np.argsort(text)
     return text[order], token[order], starts_piece[order], source[order]

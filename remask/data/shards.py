@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from remask import artifacts
 from remask.data.tokens import ShardWriter
+from remask.schema import Json
 from remask.tokenizer import Tokenizer, load_tokenizer
 from remask.tokenizer.bulk import BlockEncoder, Blocks, ChineseWords, Newlines, agrees, pieces_of
 
@@ -36,7 +36,7 @@ class ShardTask:
     chinese_words: ChineseWords = "characters"
 
 
-def make_shard(task: ShardTask) -> dict[str, Any]:
+def make_shard(task: ShardTask) -> Json:
     """Writes the shard, then its facts, which make it count. For run_tasks."""
     encoder, fell_back = _encoder(task.tokenizer_folder, task.newlines, task.fast, task.chinese_words), False
     vocab_size = encoder.tokenizer.vocab_size
@@ -48,12 +48,12 @@ def make_shard(task: ShardTask) -> dict[str, Any]:
         block = encoder.encode(data, offsets, sentences)
         writer.add_many(block.ids, block.document_offsets, block.sentence_starts, block.word_starts, len(data))
         histogram += np.bincount(block.ids, minlength=vocab_size)
-    facts = writer.close()
+    counts = writer.close()
     with artifacts.output_errors(task.facts):
         np.save(task.facts.with_suffix(".npy"), histogram)
     files = [*sorted(task.folder.glob(f"{task.name}.*")), task.facts.with_suffix(".npy")]
-    artifacts.finish(task.facts, facts, files)
-    return {**facts, "fell_back": fell_back}
+    artifacts.finish(task.facts, counts, files)
+    return {**counts, "fell_back": fell_back}
 
 
 def is_made(task: ShardTask) -> bool:
@@ -61,11 +61,11 @@ def is_made(task: ShardTask) -> bool:
     return artifacts.finished(task.facts) is not None
 
 
-def read_facts(task: ShardTask) -> dict[str, Any]:
+def read_facts(task: ShardTask) -> Json:
     """The line of a shard that was just made, or found made, in the manifest."""
-    facts = artifacts.finished(task.facts, verify=False)
-    assert facts is not None
-    return facts
+    counts = artifacts.finished(task.facts, verify=False)
+    assert counts is not None
+    return counts
 
 
 def read_histogram(task: ShardTask) -> np.ndarray:

@@ -12,20 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from remask import artifacts
 from remask.config import fingerprint
 from remask.errors import DataError
+from remask.schema import Json
 
 STAGE = "prepared"
 SPLITS = ("train", "heldout")
 _FLUSH_TOKENS = 1 << 20
 
 
-def token_type(vocab_size: int) -> np.dtype[Any]:
+def token_type(vocab_size: int) -> np.dtype:
     """The narrowest type that holds every id."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
 
@@ -45,12 +46,17 @@ class ShardWriter:
         with artifacts.output_errors(folder):
             self._files = {suffix: (folder / f"{name}.{suffix}").open("wb") for suffix in _SUFFIXES}
 
-    def add(self, ids: np.ndarray, sentence_starts: Any, word_starts: Any, num_bytes: int = 0) -> None:
+    def add(self, ids: np.ndarray, sentence_starts: ArrayLike, word_starts: ArrayLike, num_bytes: int = 0) -> None:
         """One document: its ids, the token index of each sentence's start in it, and a bool per token for words."""
         self.add_many(ids, [0, len(ids)], sentence_starts, word_starts, num_bytes)
 
     def add_many(
-        self, ids: np.ndarray, document_offsets: Any, sentence_starts: Any, word_starts: Any, num_bytes: int = 0
+        self,
+        ids: np.ndarray,
+        document_offsets: ArrayLike,
+        sentence_starts: ArrayLike,
+        word_starts: ArrayLike,
+        num_bytes: int = 0,
     ) -> None:
         """Documents that stand one after the other in `ids`, every index counted from the start of `ids`."""
         offsets, starts = np.asarray(document_offsets, "<i8"), np.asarray(sentence_starts, "<i8")
@@ -86,7 +92,7 @@ class ShardWriter:
         self._ids, self._words, self._offsets, self._starts = [], [words[whole:]], [], []
         self._held = 0
 
-    def close(self) -> dict[str, Any]:
+    def close(self) -> Json:
         """The shard's line of the manifest."""
         self._flush(last=True)
         with artifacts.output_errors(self._folder):
@@ -173,17 +179,17 @@ class SourceTokens:
         """The ids at these token positions of the source, without reading anything else; int64."""
         if len(self.shards) == 1:
             return self.shards[0].ids[positions].astype(np.int64)
-        found = np.empty(positions.shape, np.int64)
+        values = np.empty(positions.shape, np.int64)
         for shard, at, local in self._by_shard(positions):
-            found[at] = shard.ids[local]
-        return found
+            values[at] = shard.ids[local]
+        return values
 
     def starts_word(self, positions: np.ndarray) -> np.ndarray:
         """Whether a word unit starts at each of these token positions."""
-        found = np.empty(positions.shape, bool)
+        values = np.empty(positions.shape, bool)
         for shard, at, local in self._by_shard(positions):
-            found[at] = (shard.words[local >> 3] >> (local & 7).astype(np.uint8)) & 1
-        return found
+            values[at] = (shard.words[local >> 3] >> (local & 7).astype(np.uint8)) & 1
+        return values
 
     def _by_shard(self, positions: np.ndarray):
         if len(self.shards) == 1:
@@ -196,7 +202,7 @@ class SourceTokens:
             yield shard, at, positions[at] - shard.token_base
 
 
-def _joined(parts: list[np.ndarray], empty: np.dtype[Any]) -> np.ndarray:
+def _joined(parts: list[np.ndarray], empty: np.dtype) -> np.ndarray:
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.zeros(0, empty)
@@ -210,7 +216,7 @@ class Tokens:
     split: str
     sources: dict[str, SourceTokens]
     fingerprint: str
-    counts: dict[str, Any]
+    counts: Json
 
     @property
     def tokenizer_folder(self) -> Path:
@@ -243,13 +249,13 @@ class Tokens:
         """Map a split; damaged shards are refused. `verify` reads every byte as well."""
         artifact = artifacts.open_artifact(prepared, STAGE, verify=verify)
         by_source: dict[str, list[Shard]] = {}
-        for facts in artifact.counts.get("shards", []):
-            if facts["split"] != split:
+        for counts in artifact.counts.get("shards", []):
+            if counts["split"] != split:
                 continue
-            before = by_source.setdefault(facts["source"], [])
+            before = by_source.setdefault(counts["source"], [])
             token_base = sum(shard.num_tokens for shard in before)
             document_base = sum(shard.num_documents for shard in before)
-            shard = _open_shard(artifact, facts, token_base, document_base)
+            shard = _open_shard(artifact, counts, token_base, document_base)
             if verify:
                 _verify_shard(shard, prepared)
             before.append(shard)
@@ -276,8 +282,8 @@ def _first(source: SourceTokens, max_tokens: int) -> SourceTokens:
     return SourceTokens(source.name, shards)
 
 
-def _open_shard(artifact: artifacts.Artifact, facts: dict[str, Any], token_base: int, document_base: int) -> Shard:
-    name, tokens = facts["name"], facts["tokens"]
+def _open_shard(artifact: artifacts.Artifact, counts: Json, token_base: int, document_base: int) -> Shard:
+    name, tokens = counts["name"], counts["tokens"]
     paths = {suffix: artifact.path(f"{name}.{suffix}") for suffix in _SUFFIXES}
     size = paths["tokens"].stat().st_size
     if tokens and size not in (2 * tokens, 4 * tokens):
@@ -294,10 +300,10 @@ def _open_shard(artifact: artifacts.Artifact, facts: dict[str, Any], token_base:
     )
     offsets = shard.document_offsets
     sound = (
-        len(offsets) == facts["documents"] + 1
+        len(offsets) == counts["documents"] + 1
         and offsets[0] == 0
         and offsets[-1] == tokens
-        and len(shard.sentence_starts) == facts["sentences"]
+        and len(shard.sentence_starts) == counts["sentences"]
         and len(shard.words) == -(-tokens // 8)
     )
     if not sound:
@@ -314,7 +320,7 @@ def _verify_shard(shard: Shard, folder: Path) -> None:
         raise DataError(f"{folder}: shard {shard.name} has offsets out of order: damaged")
 
 
-def _map(path: Path, kind: np.dtype[Any]) -> np.ndarray:
+def _map(path: Path, kind: np.dtype) -> np.ndarray:
     size = path.stat().st_size
     if size % kind.itemsize:
         raise DataError(f"{path}: {size:,} bytes are not a whole number of entries: damaged")

@@ -14,7 +14,7 @@ import os
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remask import artifacts
 from remask.allocator import keep_freed_memory
@@ -24,6 +24,7 @@ from remask.evaluation import file, models, zero_shot
 from remask.evaluation.settings import GROUPS, ZERO_SHOT, EvaluateRun
 from remask.evaluation.table import glue_mean
 from remask.progress import Progress
+from remask.schema import Json
 from remask.tasks.kinds import StoredTask, task_files
 from remask.tasks.specs import TASKS
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from remask.tasks.kind import Problem
 
 
-def evaluate(run: EvaluateRun, out: Path | None = None, *, progress: Progress) -> dict[str, Any]:
+def evaluate(run: EvaluateRun, out: Path | None = None, *, progress: Progress) -> Json:
     """Each task in turn, or the file given as test. A group's task without files is skipped, and the output says so."""
     if out is not None and any((out / name).is_file() for name in ("run.json", artifacts.MANIFEST)):
         raise ConfigError(f"{out}: holds a run or a model, whose files would be lost; choose another --out")
@@ -50,7 +51,7 @@ def evaluate(run: EvaluateRun, out: Path | None = None, *, progress: Progress) -
         _begin(out)
         scorer = models.Scorer(*_format(run, progress), run.max_dev)
         return file.score_file(reader, problem, Path(run.test), out, scorer)
-    evaluation = Evaluation(run, out or _user_cache(), progress)
+    evaluation = ModelEvaluation(run, out or _user_cache(), progress)
     plan, skipped = evaluation.plan(_expand(run.tasks))
     if not plan:
         raise DataError(f"{run.data}: has the files of none of these tasks: {', '.join(run.tasks)}")
@@ -89,7 +90,7 @@ def check(run: EvaluateRun, out: Path | None, progress: Progress) -> None:
     if run.test:
         open_test(run)
     else:
-        Evaluation(run, out or _user_cache(), progress).plan(_expand(run.tasks))
+        ModelEvaluation(run, out or _user_cache(), progress).plan(_expand(run.tasks))
 
 
 def open_test(run: EvaluateRun) -> tuple[Reader, Problem]:
@@ -128,7 +129,7 @@ def _expand(tasks: Sequence[str]) -> list[tuple[str, bool]]:
     return list(required.items())
 
 
-class Evaluation:
+class ModelEvaluation:
     """One model, opened once, on many tasks."""
 
     def __init__(self, run: EvaluateRun, cache: Path, progress: Progress) -> None:
@@ -237,7 +238,7 @@ class Evaluation:
 
     # ------------------------------------------------------------------------------------------------ the results
 
-    def result(self, task: str) -> dict[str, Any]:
+    def result(self, task: str) -> Json:
         if task not in TASKS:
             return self._zero_shot(task)
         folder = self._folder(task)
@@ -259,7 +260,7 @@ class Evaluation:
     def _needs_models(self, task: str) -> bool:
         return bool(self.run.seeds > 1 or self.run.submission or TASKS[task].get("model_of"))
 
-    def _tuned(self, task: str) -> tuple[dict[str, Any], Path]:
+    def _tuned(self, task: str) -> tuple[Json, Path]:
         init = self.loaded.folder
         notes = []
         if (start := self._start(task)) is not None:
@@ -269,7 +270,7 @@ class Evaluation:
         values, where = self._tuner().tuned(task, init, self.loaded.settings.hidden_size, self._folder(task))
         return {**values, "notes": [*values["notes"], *notes]}, where
 
-    def _zero_shot(self, task: str) -> dict[str, Any]:
+    def _zero_shot(self, task: str) -> Json:
         """Asked once for each model, file and number format."""
         run, judge = self.run, self.judge
         if task in ZERO_SHOT and task != "perplexity":
@@ -291,7 +292,7 @@ class Evaluation:
         artifacts.write_json(kept, measured)
         return measured
 
-    def _ask(self, task: str) -> dict[str, Any]:
+    def _ask(self, task: str) -> Json:
         data = Path(self.run.data)
         if task == "blimp":
             return zero_shot.blimp(self.judge, zero_shot.blimp_folder(data), self.run.max_pairs, self.progress)

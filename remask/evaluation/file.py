@@ -7,15 +7,15 @@ in OUT results.json and report.html. Not here: the tasks of the papers (evaluate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remask import artifacts
 from remask.errors import ConfigError
 from remask.evaluation.settings import FileTable
 from remask.progress import counted
 from remask.reports.task_report import file_report
+from remask.schema import Json, Values
 from remask.tasks.kind import Problem
 from remask.tune.finetune import score_lines
 
@@ -39,7 +39,7 @@ def open_both(
     return reader, stored.labelled(file, table.over(stored.table), named=not columns, max_dev=max_dev)
 
 
-def score_file(reader: Reader, problem: Problem, file: Path, out: Path | None, scorer: Scorer) -> dict[str, Any]:
+def score_file(reader: Reader, problem: Problem, file: Path, out: Path | None, scorer: Scorer) -> Json:
     """Score it, and keep what came out in OUT."""
     values = {
         "task": reader.task.name or reader.task.kind.name,
@@ -57,7 +57,7 @@ def score_file(reader: Reader, problem: Problem, file: Path, out: Path | None, s
     return values
 
 
-def render(values: Mapping[str, Any]) -> str:
+def render(values: Values) -> str:
     """The result for a person."""
     lines = score_lines(values, values, f"{counted(values['data']['test'], 'example')} of {values['file']}")
     if values["texts_cut"]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from remask import artifacts
 from remask.config import build_run, dump, fingerprint
 from remask.errors import DataError
 from remask.progress import Progress
+from remask.schema import Json, Values
 from remask.tasks import metrics
 from remask.tasks.kind import Problem, TaskSource
 from remask.tasks.kinds import check_same_labels, open_problem, task_files
@@ -67,7 +68,7 @@ class Tuner:
     """What all fine-tunings of an evaluation share."""
 
     cache: Path
-    options: Mapping[str, Any]  # of FinetuneRun: seeds, limits, budget, precision
+    options: Values  # of FinetuneRun: seeds, limits, budget, precision
     grid: bool
     progress: Progress
 
@@ -77,7 +78,7 @@ class Tuner:
             variants *= len(values)
         return int(self.options["seeds"]) * variants
 
-    def tuned(self, task: str, init: Path, width: int, folder: Path) -> tuple[dict[str, Any], Path]:
+    def tuned(self, task: str, init: Path, width: int, folder: Path) -> tuple[Json, Path]:
         """(results of the best variant, the folder with its seeds); what is there already is not trained again."""
         recipe = [f"{key}={value}" for key, value in TASKS[task]["recipe"].items()]
         options = {"task": task, "init": str(init.resolve()), "data": str(folder.resolve()), **self.options}
@@ -137,21 +138,21 @@ class Scorer:
         rows = reader.encode(items, labelled=labelled)
         return Model(reader, device=self.device, precision=self.precision).outputs(rows), rows
 
-    def score(self, task: str, folder: Path, readers: Sequence[Reader]) -> dict[str, Any]:
+    def score(self, task: str, folder: Path, readers: Sequence[Reader]) -> Json:
         """Scores of models that have the task's head: median and spread, and the ensemble's where they are several."""
         stored = readers[0].task
         problem = open_problem(TaskSource(task, stored.table, folder=folder), max_dev=self.max_dev)
         check_same_labels(problem, stored.labels)
         return self.scores(problem, readers)
 
-    def scores(self, problem: Problem, readers: Sequence[Reader]) -> dict[str, Any]:
+    def scores(self, problem: Problem, readers: Sequence[Reader]) -> Json:
         """The same for a problem that was read already."""
         kind, dev, labels = problem.kind, problem.dev, problem.labels
         outputs = [self.outputs(reader, dev, labelled=True) for reader in readers]
         rows = outputs[0][1]
         results = [kind.score(of_model, rows, dev, labels) for of_model, _ in outputs]
         spread = {name: metrics.spread([r["metrics"][name] for r in results]) for name in results[0]["metrics"]}
-        values: dict[str, Any] = {
+        values: Json = {
             **({**results[0], **kind.tested(outputs[0][0], rows, dev)} if len(results) == 1 else {}),
             "metric": problem.metric,
             "metrics": {name: value["median"] for name, value in spread.items()},
@@ -169,7 +170,7 @@ class Scorer:
             }
         return values
 
-    def answer(self, readers: Sequence[Reader], items: Sequence[Any]) -> list[dict[str, Any]]:
+    def answer(self, readers: Sequence[Reader], items: Sequence[Any]) -> list[Json]:
         """What the models together say about unlabelled items, as the columns of a file."""
         outputs = [self.outputs(reader, items, labelled=False) for reader in readers]
         rows, first = outputs[0][1], readers[0]

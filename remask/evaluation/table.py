@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from remask.evaluation import file
 from remask.evaluation.settings import GROUPS
+from remask.schema import Json, Values
 from remask.tasks.metrics import certainty, shown_names
 from remask.tasks.specs import TASKS
 
 NOT_IN_MEAN = ("glue:wnli",)  # as in the paper's averages over dev sets: its dev set contradicts its training set
 
 
-def glue_mean(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+def glue_mean(results: Mapping[str, Values]) -> Json | None:
     """GLUE's average over the tasks at hand: the mean of a task's official metrics, MNLI's two parts as one task."""
     scores: dict[str, list[float]] = {}
     for task, result in results.items():
@@ -32,7 +32,7 @@ def official(task: str) -> tuple[str, ...]:
     return spec.get("official", (spec["metric"],))
 
 
-def render(values: Mapping[str, Any]) -> str:
+def render(values: Values) -> str:
     """One table: task, metric, score with its spread, sizes; then the other metrics and what to know."""
     if "file" in values:
         return file.render(values)
@@ -65,7 +65,7 @@ def _number(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 100 else f"{value:,.1f}"
 
 
-def _rows(task: str, result: Mapping[str, Any], start: str) -> list[list[str]]:
+def _rows(task: str, result: Values, start: str) -> list[list[str]]:
     sizes = [f"{result['data'][part]:,}" if part in result["data"] else "" for part in ("train", "dev")]
     baseline = result["data"].get("baseline", {})
     rows: list[list[str]] = []

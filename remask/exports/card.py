@@ -5,12 +5,14 @@ In: the model's settings and what its maker says about it. Out: Markdown. Nothin
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from remask.model.settings import HeadSettings, ModelSettings
+from remask.schema import Json, Values
 from remask.tokenizer import Tokenizer
 from remask.visible import as_markdown
 
@@ -36,12 +38,13 @@ def model_card(
     settings: ModelSettings,
     heads: HeadSettings,
     tokenizer: Tokenizer,
-    card: Mapping[str, Any],
+    card: Values,
     side: Sequence[str] = (),
     no_class: Sequence[str] = (),
 ) -> str:
     """`card` may have: title, description, language, license, base_model, datasets [...], data {...}, metrics {...},
-    training {...}, limits [...], and for the front matter results {dataset {name, type}, metrics {name: number}}."""
+    training {...}, limits [...], prompts {name: text}, and for the front matter results {dataset {name, type},
+    metrics {name: number}}."""
     kind = next((kind for kind in _TASKS if class_name.endswith(kind)), "Model")
     if heads.writer is not None:
         kind = "EncoderDecoderModel"
@@ -57,7 +60,8 @@ def model_card(
     if side:
         lines += [f"`remask_heads.safetensors` holds what {class_name} has no place for: {', '.join(side)}.", ""]
     lines += _told(card)
-    lines += _usage(class_name, kind, method, tokenizer, bool(no_class))
+    prompts = {name: text for name, text in card.get("prompts", {}).items() if name.isidentifier()}
+    lines += _usage(class_name, kind, method, tokenizer, bool(no_class), prompts)
     return "\n".join(lines) + "\nMade with remask.\n"
 
 
@@ -65,8 +69,8 @@ def graph_card(
     settings: ModelSettings,
     heads: HeadSettings,
     tokenizer: Tokenizer,
-    card: Mapping[str, Any],
-    results: Mapping[str, Any],
+    card: Values,
+    results: Values,
     no_class: Sequence[str] = (),
 ) -> str:
     """The card of an ONNX folder: what was measured when it was made, and code that runs as it stands."""
@@ -100,16 +104,17 @@ def _kind_of(heads: HeadSettings) -> str:
     return next((kind for kind, present in kinds.items() if present), "Model")
 
 
-def _measured(results: Mapping[str, Any]) -> list[str]:
+def _measured(results: Values) -> list[str]:
     lines = ["## Measured when it was made", ""]
     lines += [
         f"- fp32 graph and source: largest difference of any output {results['largest_difference']:.2g} "
         f"(bound {results['tolerance']:g}) on {results['sentences']} real texts, alone, together and padded."
     ]
     if results["format"] == "int8":
-        found = results["agreement"]
+        agreement = results["agreement"]
         lines += [
-            f"- int8 and source: {found['what']} {found['value']:.4f} on {found['sentences']} real texts, largest "
+            f"- int8 and source: {agreement['what']} {agreement['value']:.4f} "
+            f"on {agreement['sentences']} real texts, largest "
             f"difference of any output {results['int8_difference']:.2g}; {results['fp32_bytes'] / 1e6:.1f} MB became "
             f"{results['bytes'] / 1e6:.1f} MB."
         ]
@@ -128,9 +133,7 @@ def _measured(results: Mapping[str, Any]) -> list[str]:
     return [*lines, ""]
 
 
-def snippet(
-    settings: ModelSettings, heads: HeadSettings, tokenizer: Tokenizer, results: Mapping[str, Any]
-) -> list[str]:
+def snippet(settings: ModelSettings, heads: HeadSettings, tokenizer: Tokenizer, results: Values) -> list[str]:
     """Python that runs in the folder and prints an answer."""
     names = tokenizer.special_names
     labelled = heads.num_tags is not None or (heads.num_classes is not None and not _is_regression(heads))
@@ -181,8 +184,8 @@ def _question(heads: HeadSettings, mask: str, mask_id: int) -> tuple[list[str], 
         return ['texts = [("Who wrote it?", "Mary Shelley wrote it in 1818.")]'], reading
     if heads.choice:
         asked = ['texts = [("It rained.", "So we stayed in."), ("It rained.", "So it was dry.")]']
-        one = "one = {name: array[None] for name, array in inputs.items()}  # one question of two choices"
-        return asked, [one, 'logits = session.run(["logits"], one)[0]', "print(texts[logits[0].argmax()][1])"]
+        example = "one = {name: array[None] for name, array in inputs.items()}  # one question of two choices"
+        return asked, [example, 'logits = session.run(["logits"], one)[0]', "print(texts[logits[0].argmax()][1])"]
     if heads.masked_lm:
         place = f"place = rows[0].ids.index({mask_id})"
         return [f'texts = ["The answer is {mask}."]'], [
@@ -200,9 +203,9 @@ def _question(heads: HeadSettings, mask: str, mask_id: int) -> tuple[list[str], 
     return texts, reading
 
 
-def _opening(library: str, pipeline: str, tags: Sequence[str], card: Mapping[str, Any]) -> list[str]:
+def _opening(library: str, pipeline: str, tags: Sequence[str], card: Values) -> list[str]:
     """Front matter, title and description."""
-    front: dict[str, Any] = {"library_name": library, "pipeline_tag": pipeline, "tags": list(tags)}
+    front: Json = {"library_name": library, "pipeline_tag": pipeline, "tags": list(tags)}
     front |= {key: card[key] for key in ("language", "license", "base_model", "datasets") if card.get(key)}
     if scored := card.get("results"):
         front |= {"metrics": list(scored["metrics"]), "model-index": [_index(scored, pipeline, card)]}
@@ -211,14 +214,14 @@ def _opening(library: str, pipeline: str, tags: Sequence[str], card: Mapping[str
     return lines + ([as_markdown(str(card["description"])), ""] if card.get("description") else [])
 
 
-def _index(scored: Mapping[str, Any], pipeline: str, card: Mapping[str, Any]) -> dict[str, Any]:
+def _index(scored: Values, pipeline: str, card: Values) -> Json:
     """The figures as hubs read them."""
     figures = [{"type": name, "name": name, "value": round(value, 4)} for name, value in scored["metrics"].items()]
     result = {"task": {"type": pipeline}, "dataset": dict(scored["dataset"]), "metrics": figures}
     return {"name": str(card.get("title", "remask")), "results": [result]}
 
 
-def _told(card: Mapping[str, Any]) -> list[str]:
+def _told(card: Values) -> list[str]:
     """Tables that the maker handed in."""
     lines: list[str] = []
     for name in ("data", "metrics", "training"):
@@ -232,7 +235,7 @@ def _told(card: Mapping[str, Any]) -> list[str]:
 
 
 def _shape(settings: ModelSettings, heads: HeadSettings, tokenizer: Tokenizer) -> list[str]:
-    rows: dict[str, Any] = {
+    rows: Json = {
         "layers": settings.num_layers,
         "hidden size": settings.hidden_size,
         "heads": settings.num_heads,
@@ -245,15 +248,26 @@ def _shape(settings: ModelSettings, heads: HeadSettings, tokenizer: Tokenizer) -
     return ["| | |", "|---|---|", *(f"| {key} | {value} |" for key, value in rows.items()), ""]
 
 
-def _usage(class_name: str, kind: str, method: str, tokenizer: Tokenizer, own: bool) -> list[str]:
+def _usage(
+    class_name: str, kind: str, method: str, tokenizer: Tokenizer, own: bool, prompts: Mapping[str, str]
+) -> list[str]:
     mask = tokenizer.special_names["mask"]
     example = _EXAMPLES.get(method, '["A text.", "Another."]').replace("MASK", mask)
     lines = ["## Use", "", "```python", "import remask", "", 'model = remask.load("this-folder")']
-    lines += [f"model.{method}({example})", "```", ""]
+    asked = [f'{example}, prompt="{name}"' for name in prompts] if method == "embed" else []
+    lines += [*(f"model.{method}({words})" for words in asked or [example]), "```", ""]
+    if asked:
+        lines += ["It was taught to read a text before each of its inputs, by the side they are on:", ""]
+        lines += ["| prompt | text |", "|---|---|"]
+        lines += [f"| {as_markdown(name)} | {as_markdown(json.dumps(text))} |" for name, text in prompts.items()]
+        lines += [""]
     if not own and kind == "Model":
         lines += ["```python", "from sentence_transformers import SentenceTransformer", ""]
-        lines += ['model = SentenceTransformer("this-folder")', f"vectors = model.encode({example})"]
-        lines += ["print(model.similarity(vectors, vectors))", "```", ""]
+        lines += ['model = SentenceTransformer("this-folder")']
+        named = [f'{name} = model.encode({example}, prompt_name="{name}")' for name in prompts]
+        lines += named or [f"vectors = model.encode({example})"]
+        first, last = (next(iter(prompts)), list(prompts)[-1]) if prompts else ("vectors", "vectors")
+        lines += [f"print(model.similarity({first}, {last}))", "```", ""]
     if not own:
         lines += ["```python", f"from transformers import AutoTokenizer, {class_name}", ""]
         lines += ['tokenizer = AutoTokenizer.from_pretrained("this-folder")']

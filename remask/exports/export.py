@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remask.config import dump
 from remask.errors import DataError
 from remask.exports.settings import ExportRun
+from remask.schema import Json
 from remask.tasks.card import CARD_JSON
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from remask.exports.verify import Answerer
 
 
-def export(run: ExportRun, out: Path, measure: Callable[[Answerer], Scores] | None = None) -> dict[str, Any]:
+def export(run: ExportRun, out: Path, measure: Callable[[Answerer], Scores] | None = None) -> Json:
     """Write the folder; what it holds. `measure`: of int8, scores on run.eval_file."""
     card = _card(run)
     if run.to == "hf":
@@ -39,7 +40,7 @@ def export(run: ExportRun, out: Path, measure: Callable[[Answerer], Scores] | No
     return {**artifact.counts, "model": str(out)}
 
 
-def _card(run: ExportRun) -> dict[str, Any]:
+def _card(run: ExportRun) -> Json:
     """What the fine-tuning that made the model says of it, under what is given here."""
     from remask.model.store import find_model
 

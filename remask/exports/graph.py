@@ -114,10 +114,10 @@ class _Answering(nn.Module):
             input_ids, attention_mask = input_ids.flatten(0, 1), attention_mask.flatten(0, 1)
             token_type_ids = None if token_type_ids is None else token_type_ids.flatten(0, 1)
         batch = Batch(input_ids, attention_mask.sum(1), token_type_ids, document_ids_BS=attention_mask - 1)
-        said = answers(network, network.encode(batch), batch.lengths_B)
+        outputs = answers(network, network.encode(batch), batch.lengths_B)
         if num_choices is not None:
-            said = {"logits": said["logits"].unflatten(0, (-1, num_choices))}
-        return said
+            outputs = {"logits": outputs["logits"].unflatten(0, (-1, num_choices))}
+        return outputs
 
 
 def answers(network: Network, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -129,8 +129,8 @@ def answers(network: Network, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor)
         return {"logits": network.tag(hidden_BSD)}
     if heads.span:
         start_BS, end_BS = network.span(hidden_BSD).unbind(-1)
-        said = {"start_logits": start_BS, "end_logits": end_BS}
-        return said | ({"answerable_logits": network.answerable(hidden_BSD, lengths_B)} if heads.answerable else {})
+        outputs = {"start_logits": start_BS, "end_logits": end_BS}
+        return outputs | ({"answerable_logits": network.answerable(hidden_BSD, lengths_B)} if heads.answerable else {})
     if heads.choice:
         return {"logits": network.choose(hidden_BSD, lengths_B)}
     if heads.masked_lm:
@@ -217,13 +217,13 @@ class Graph:
         choices = len(self.inputs["input_ids"]) == 3
         if choices:  # every row a question of one choice: scores do not depend on the other choices
             given = {name: array[:, None] for name, array in given.items()}
-        said = dict(zip(self.outputs, self._session.run(None, given), strict=True))
-        return {"logits": said["logits"][:, 0]} if choices else said
+        outputs = dict(zip(self.outputs, self._session.run(None, given), strict=True))
+        return {"logits": outputs["logits"][:, 0]} if choices else outputs
 
 
 def run_network(network: Network, batch: Batch) -> dict[str, Array]:
     """What the source itself says, in the same form."""
     tensors = batch.map(torch.as_tensor)
     with torch.inference_mode():
-        said = answers(network, network.encode(tensors), tensors.lengths_B)
-    return {name: tensor.numpy() for name, tensor in said.items()}
+        outputs = answers(network, network.encode(tensors), tensors.lengths_B)
+    return {name: tensor.numpy() for name, tensor in outputs.items()}

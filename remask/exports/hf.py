@@ -24,7 +24,16 @@ from remask.errors import DataError
 from remask.exports.card import model_card
 from remask.model.adapters import ADAPTER, ADAPTER_FILES
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
-from remask.model.interop import CARRIED, SIDE_JSON, SIDE_WEIGHTS, TASK_JSON, pooling_read_as, read_hf_folder
+from remask.model.interop import (
+    CARRIED,
+    PROMPTS_JSON,
+    SIDE_JSON,
+    SIDE_WEIGHTS,
+    TASK_JSON,
+    pooling_read_as,
+    read_hf_folder,
+    read_prompts,
+)
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
 from remask.model.interop_writer import write_both
@@ -40,6 +49,7 @@ from remask.model.store import (
     open_model,
     write_weights,
 )
+from remask.schema import Json, Values
 from remask.tasks.kinds import StoredTask
 from remask.tokenizer import Tokenizer, load_tokenizer
 
@@ -59,6 +69,19 @@ class Source:
     carried: Mapping[str, Tensor]
     folder: Path
 
+    @property
+    def prompts(self) -> Mapping[str, str]:
+        """What stands before texts to embed, by name."""
+        stored = StoredTask.read(self.folder)
+        return stored.prompts if stored is not None and stored.prompts else read_prompts(self.folder)
+
+    @property
+    def has_task(self) -> bool:
+        """Whether what goes out still answers the task that its folder tells of: an embedding of texts needs no head,
+        every other task does."""
+        stored = StoredTask.read(self.folder)
+        return stored is not None and (stored.kind.method == "embed" or self.heads != _without_heads(self.heads))
+
 
 def open_source(model: Path | Loaded) -> Source:
     """The model that a path means, without turning its weights into another dtype."""
@@ -76,9 +99,9 @@ def open_source(model: Path | Loaded) -> Source:
 
 def open_foreign(folder: Path) -> Source:
     """A Hugging Face folder, with or without a tokenizer."""
-    found = read_hf_folder(folder)
+    foreign = read_hf_folder(folder)
     tokenizer = folder if any((folder / name).is_file() for name in TOKENIZER_FILES) else None
-    return Source(found.settings, found.heads, found.state, found.labels, tokenizer, found.carried, folder)
+    return Source(foreign.settings, foreign.heads, foreign.state, foreign.labels, tokenizer, foreign.carried, folder)
 
 
 def open_with_tokenizer(
@@ -90,17 +113,21 @@ def open_with_tokenizer(
         raise DataError(f"{source.folder}: has no tokenizer; an exported model needs one beside it")
     tokenizer = load_tokenizer(source.tokenizer_folder)
     if embedding:
-        bare = HeadSettings(pooling=pooling or source.heads.pooling)
+        bare = _without_heads(source.heads, pooling)
         state = {name: tensor for name, tensor in source.state.items() if not name.startswith("heads.")}
         source = Source(source.settings, bare, state, None, source.tokenizer_folder, source.carried, source.folder)
     return source, tokenizer
+
+
+def _without_heads(heads: HeadSettings, pooling: Pooling | None = None) -> HeadSettings:
+    return HeadSettings(pooling=pooling or heads.pooling)
 
 
 def export_hf(
     model: Path | Loaded,
     out: Path,
     *,
-    card: Mapping[str, Any] | None = None,
+    card: Values | None = None,
     embedding: bool = False,
     pooling: Pooling | None = None,
     replace: bool = False,
@@ -121,7 +148,7 @@ def export_hf(
 class Publishing:
     """What the card says, and whether a folder may take the place of another (`key`: see artifacts.publish)."""
 
-    card: Mapping[str, Any]
+    card: Values
     replace: bool
     key: str | None
 
@@ -144,12 +171,13 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
     covered = {pair.ours for pair in table} if kind != "Model" else set()
     side |= {n: t for n, t in source.state.items() if n.startswith("heads.") and n not in covered}
     config = write_config(settings, heads, kind, ids, _dtype(source.state), source.labels)
+    card = {**how.card, "prompts": source.prompts}
 
-    def fill(aside: Path) -> dict[str, Any]:
+    def fill(aside: Path) -> Json:
         write_weights(aside / WEIGHTS, tensors)
         write_json(aside / "config.json", config)
         write_tokenizer(aside, source, tokenizer)
-        if kind != "Model" and (source.folder / TASK_JSON).is_file():
+        if source.has_task:
             shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
         if kind != "Model" and (adapter := ForeignFolder(source.folder).inner(ADAPTER)) is not None:
             (aside / ADAPTER).mkdir()  # of a LoRA run, whose merged weights are these: for peft, over the start
@@ -160,8 +188,8 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
         if side:
             write_weights(aside / SIDE_WEIGHTS, side)
         if kind == "Model":
-            write_sentence_transformers(aside, settings, heads)
-        text = model_card(config["architectures"][0], settings, heads, tokenizer, how.card, sorted(side))
+            write_sentence_transformers(aside, source)
+        text = model_card(config["architectures"][0], settings, heads, tokenizer, card, sorted(side))
         (aside / "README.md").write_text(text, encoding="utf-8")
         return {
             "format": "hf",
@@ -226,11 +254,12 @@ def _copy_task(source: Source, aside: Path) -> None:
 
 def _publish_own(source: Source, tokenizer: Tokenizer, out: Path, reasons: list[str], how: Publishing) -> Artifact:
     """Our own layout, for a model that transformers has no class for."""
+    card = {**how.card, "prompts": source.prompts}
 
-    def fill(aside: Path) -> dict[str, Any]:
+    def fill(aside: Path) -> Json:
         write_own(aside, source)
         _copy_task(source, aside)
-        text = model_card("remask", source.settings, source.heads, tokenizer, how.card, [], reasons)
+        text = model_card("remask", source.settings, source.heads, tokenizer, card, [], reasons)
         (aside / "README.md").write_text(text, encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in source.state.values())
         return {"format": "remask", "class": None, "parameters": parameters, "side": [], "no_class": reasons}
@@ -249,14 +278,15 @@ def write_own(folder: Path, source: Source) -> None:
     if source.tokenizer_folder is not None:
         (folder / "tokenizer").mkdir()
         copy_tokenizer_files(source.tokenizer_folder, folder / "tokenizer")
+    write_prompts(folder, source.prompts)
 
 
 def copy_tokenizer_files(source: Path, target: Path) -> list[str]:
     """The known files of a tokenizer, through the guarded reader, since the folder may be a stranger's."""
-    found = ForeignFolder(source).present(TOKENIZER_FILES)
-    for path in found:
+    files = ForeignFolder(source).present(TOKENIZER_FILES)
+    for path in files:
         shutil.copyfile(path, target / path.name)
-    return [path.name for path in found]
+    return [path.name for path in files]
 
 
 def write_tokenizer(folder: Path, source: Source, tokenizer: Tokenizer) -> None:
@@ -274,8 +304,15 @@ def write_tokenizer(folder: Path, source: Source, tokenizer: Tokenizer) -> None:
     write_json(config_path, {**config, "model_max_length": source.settings.max_length})
 
 
-def write_sentence_transformers(folder: Path, settings: ModelSettings, heads: HeadSettings) -> None:
-    first = heads.pooling == "first"
+def write_prompts(folder: Path, prompts: Mapping[str, str]) -> None:
+    """Where sentence-transformers looks for them, and `remask.load` too; it puts none before a text unless asked."""
+    if prompts:
+        write_json(folder / PROMPTS_JSON, {"prompts": dict(prompts), "default_prompt_name": None})
+
+
+def write_sentence_transformers(folder: Path, source: Source) -> None:
+    settings, first = source.settings, source.heads.pooling == "first"
+    write_prompts(folder, source.prompts)
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from remask.artifacts import Artifact, publish
 from remask.errors import DataError, RemaskError
@@ -35,6 +35,7 @@ from remask.model.interop_weights import export_kind
 from remask.model.network import Network, empty_network
 from remask.model.settings import Pooling
 from remask.model.store import Loaded
+from remask.schema import Json, Values
 from remask.tokenizer import Tokenizer
 
 FOLDER = "onnx"
@@ -67,7 +68,7 @@ def export_onnx(
     out: Path,
     *,
     to: Literal["onnx", "int8"] = "onnx",
-    card: Mapping[str, Any] | None = None,
+    card: Values | None = None,
     embedding: bool = False,
     pooling: Pooling | None = None,
     bound: Bound | None = None,
@@ -87,7 +88,7 @@ def export_onnx(
             f"{source.settings.vocab_size:,}: they do not belong together"
         )
 
-    def fill(aside: Path) -> dict[str, Any]:
+    def fill(aside: Path) -> Json:
         results = _write_graphs(aside, source, tokenizer, to, bound or Bound())
         _write_beside(aside, source, tokenizer, results, to, card or {})
         return results
@@ -101,7 +102,7 @@ def export_onnx(
         raise
 
 
-def _write_graphs(aside: Path, source: Source, tokenizer: Tokenizer, to: str, bound: Bound) -> dict[str, Any]:
+def _write_graphs(aside: Path, source: Source, tokenizer: Tokenizer, to: str, bound: Bound) -> Json:
     """The graph in its place, compared with its source; what was found."""
     settings, heads = source.settings, source.heads
     network = _network(source)
@@ -113,7 +114,7 @@ def _write_graphs(aside: Path, source: Source, tokenizer: Tokenizer, to: str, bo
     rows = verify.rows_for(tokenizer, settings, heads)
     batches = verify.shapes_tried(rows, tokenizer.pad_id, settings)
     largest = verify.check(asked, graph, batches)
-    results: dict[str, Any] = {
+    results: Json = {
         "format": to,
         "file": FILES[to],
         "class": None if no_class(settings, heads) else export_kind(settings, heads),
@@ -160,7 +161,7 @@ def _check_agreement(what: str, value: float, bound: Bound) -> None:
         )
 
 
-def _scores(bound: Bound, before: Scores, after: Scores) -> dict[str, Any]:
+def _scores(bound: Bound, before: Scores, after: Scores) -> Json:
     name = before.metric
     drop = before.metrics[name] - after.metrics[name]
     if not drop <= bound.max_drop:
@@ -179,9 +180,7 @@ def _scores(bound: Bound, before: Scores, after: Scores) -> dict[str, Any]:
     }
 
 
-def _write_beside(
-    aside: Path, source: Source, tokenizer: Tokenizer, results: Mapping[str, Any], to: str, card: Mapping[str, Any]
-) -> None:
+def _write_beside(aside: Path, source: Source, tokenizer: Tokenizer, results: Values, to: str, card: Values) -> None:
     settings, heads = source.settings, source.heads
     ids = SpecialIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
     reasons = no_class(settings, heads)
@@ -193,18 +192,18 @@ def _write_beside(
     write_json(aside / "config.json", config)
     write_tokenizer(aside, source, tokenizer)
     if kind == "Model":
-        write_sentence_transformers(aside, settings, heads)
-    elif (source.folder / TASK_JSON).is_file():
+        write_sentence_transformers(aside, source)
+    if source.has_task:
         shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
     write_json(aside / "results.json", results)
     text = graph_card(settings, heads, tokenizer, card, results, reasons)
     (aside / "README.md").write_text(text, encoding="utf-8")
 
 
-def _own_config(source: Source, ids: SpecialIds) -> dict[str, Any]:
+def _own_config(source: Source, ids: SpecialIds) -> Json:
     """For a form that transformers has no class for: what whoever runs the graph must know."""
     settings, heads = source.settings, source.heads
-    config: dict[str, Any] = {
+    config: Json = {
         "model_type": "remask",
         "vocab_size": settings.vocab_size,
         "num_hidden_layers": settings.num_layers,

@@ -99,12 +99,12 @@ def largest_difference(source: Answerer, graph: Answerer, batches: Iterator[Batc
     """Over all outputs, at real tokens where there is one a token."""
     largest = 0.0
     for batch in batches:
-        expected, found = source(batch), graph(batch)
-        assert expected.keys() == found.keys(), "source and graph have other outputs"
+        expected, actual = source(batch), graph(batch)
+        assert expected.keys() == actual.keys(), "source and graph have other outputs"
         for name, values in expected.items():
-            if values.shape != found[name].shape:
-                raise DataError(f"the graph's {name} has the shape {found[name].shape}, not {values.shape}")
-            difference = np.abs(values - found[name])[_real(values, batch)]
+            if values.shape != actual[name].shape:
+                raise DataError(f"the graph's {name} has the shape {actual[name].shape}, not {values.shape}")
+            difference = np.abs(values - actual[name])[_real(values, batch)]
             largest = float(np.maximum(largest, difference.max()))  # unlike max(), keeps a NaN
     return largest
 
@@ -142,28 +142,28 @@ def agreement(
         batch = batch_of(rows[start : start + 8], tokenizer.pad_id, settings)
         before.append(_predictions(source(batch), batch, tokenizer, heads))
         after.append(_predictions(graph(batch), batch, tokenizer, heads))
-    one, two = np.concatenate(before), np.concatenate(after)
+    first, second = np.concatenate(before), np.concatenate(after)
     if heads.choice or (heads.num_classes == 1 and not heads.multilabel):
-        return "correlation", float(np.corrcoef(one, two)[0, 1])
-    if one.dtype.kind == "f":
-        cosine = (one * two).sum(-1) / (np.linalg.norm(one, axis=-1) * np.linalg.norm(two, axis=-1))
+        return "correlation", float(np.corrcoef(first, second)[0, 1])
+    if first.dtype.kind == "f":
+        cosine = (first * second).sum(-1) / (np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1))
         return "mean cosine", float(cosine.mean())
-    return "equal predictions", float((one == two).mean())
+    return "equal predictions", float((first == second).mean())
 
 
-def _predictions(said: Mapping[str, Array], batch: Batch, tokenizer: Tokenizer, heads: HeadSettings) -> Array:
+def _predictions(outputs: Mapping[str, Array], batch: Batch, tokenizer: Tokenizer, heads: HeadSettings) -> Array:
     if heads.num_classes is not None:
         if heads.multilabel:
-            return said["logits"] > 0
-        return said["logits"][:, 0] if heads.num_classes == 1 else said["logits"].argmax(-1)
+            return outputs["logits"] > 0
+        return outputs["logits"][:, 0] if heads.num_classes == 1 else outputs["logits"].argmax(-1)
     real_BS = np.arange(batch.input_ids_BS.shape[1]) < batch.lengths_B[:, None]
     if heads.num_tags is not None:
-        return said["logits"].argmax(-1)[real_BS]
+        return outputs["logits"].argmax(-1)[real_BS]
     if heads.span:
-        marks = [np.where(real_BS, said[name], -np.inf).argmax(-1) for name in ("start_logits", "end_logits")]
+        marks = [np.where(real_BS, outputs[name], -np.inf).argmax(-1) for name in ("start_logits", "end_logits")]
         return np.concatenate(marks)
     if heads.choice:
-        return said["logits"]
+        return outputs["logits"]
     if heads.masked_lm:
-        return said["logits"][batch.input_ids_BS == tokenizer.mask_id].argmax(-1)
-    return said["last_hidden_state"][real_BS]
+        return outputs["logits"][batch.input_ids_BS == tokenizer.mask_id].argmax(-1)
+    return outputs["last_hidden_state"][real_BS]

@@ -62,22 +62,22 @@ class Sight:
     def hidden(self, window: int | None) -> torch.Tensor | None:
         """hidden_BNXQL, True where a query may not look; None: all may see all."""
         query_XQ1, key_X1L = self.indices(self.block(window))
-        found: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
         if min(self.lengths) < self.num_positions or self.block(window) is not None:
             end_B111 = torch.tensor(list(self.lengths), device=self.device)[:, None, None, None]
-            found.append((key_X1L < 0) | (key_X1L >= end_B111))
+            outputs.append((key_X1L < 0) | (key_X1L >= end_B111))
         if self.document_ids_BS is not None:
-            found.append(self._at(self.document_ids_BS, query_XQ1) != self._at(self.document_ids_BS, key_X1L))
+            outputs.append(self._at(self.document_ids_BS, query_XQ1) != self._at(self.document_ids_BS, key_X1L))
         if self.hidden_tokens_BS is not None:
-            found.append(self._at(self.hidden_tokens_BS, key_X1L) & (key_X1L != query_XQ1))
+            outputs.append(self._at(self.hidden_tokens_BS, key_X1L) & (key_X1L != query_XQ1))
         if window is not None:
-            found.append(((key_X1L - query_XQ1).abs() > window)[None])
+            outputs.append(((key_X1L - query_XQ1).abs() > window)[None])
         if self.causal:
-            found.append((key_X1L > query_XQ1)[None])
-        if not found:
+            outputs.append((key_X1L > query_XQ1)[None])
+        if not outputs:
             return None
-        hidden_BXQL = found[0]
-        for more in found[1:]:
+        hidden_BXQL = outputs[0]
+        for more in outputs[1:]:
             hidden_BXQL = hidden_BXQL | more
         return hidden_BXQL[:, None]
 

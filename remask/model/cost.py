@@ -110,8 +110,8 @@ def training_loss(network: Network, batch: Batch) -> torch.Tensor:
 
 def activation_bytes(network: Network, num_rows: int, length: int) -> int:
     """What autograd keeps for the backward pass of `num_rows` full rows in one piece."""
-    one, two = (_kept_bytes(network, rows, length) for rows in (1, 2))
-    return one + (num_rows - 1) * (two - one)
+    single, two = (_kept_bytes(network, rows, length) for rows in (1, 2))
+    return single + (num_rows - 1) * (two - single)
 
 
 def _kept_bytes(network: Network, num_rows: int, length: int) -> int:

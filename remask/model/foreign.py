@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask.errors import DataError, MissingInputError
+from remask.schema import Json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,7 +45,7 @@ _SHARD = re.compile(r"[A-Za-z0-9_.\-]{1,200}\Z")
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor as its file announces it."""
 
     name: str
@@ -96,7 +97,7 @@ class ForeignFolder:
         path = self.folder / name
         return ForeignFolder(path) if path.is_dir() and not path.is_symlink() else None
 
-    def json(self, name: str) -> dict[str, Any]:
+    def json(self, name: str) -> Json:
         """A JSON object, bounded in size; a key given twice is refused, since readers would disagree on it."""
         path = self.path(name)
         with path.open("rb") as file:
@@ -133,14 +134,14 @@ class ForeignFolder:
         return index
 
 
-def _plain_name(name: Any, ending: str) -> bool:
+def _plain_name(name: object, ending: str) -> bool:
     return isinstance(name, str) and bool(_SHARD.match(name)) and name.endswith(ending) and not name.startswith(".")
 
 
-def parse_object(data: bytes, place: str) -> dict[str, Any]:
+def parse_object(data: bytes, place: str) -> Json:
     """Bytes -> a JSON object; whatever goes wrong is one DataError."""
 
-    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def without_repeats(pairs: list[tuple[str, Any]]) -> Json:
         values = dict(pairs)
         if len(values) != len(pairs):
             raise ValueError("a key is given twice")
@@ -158,7 +159,7 @@ def parse_object(data: bytes, place: str) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------- safetensors
 
 
-def read_header(path: Path) -> dict[str, Entry]:
+def read_header(path: Path) -> dict[str, TensorEntry]:
     """The tensors of a safetensors file, after checking that they tile its data exactly."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -174,8 +175,8 @@ def read_header(path: Path) -> dict[str, Entry]:
         raise DataError(f"{path}: announces {len(header):,} tensors, over {MAX_TENSORS:,}")
     spans = []
     entries = {}
-    for name, facts in header.items():
-        entries[name], span = _entry(path, name, facts)
+    for name, announced in header.items():
+        entries[name], span = _entry(path, name, announced)
         spans.append((*span, name))
     reached = 0
     for begin, end, name in sorted(spans):
@@ -188,11 +189,11 @@ def read_header(path: Path) -> dict[str, Entry]:
     return entries
 
 
-def _entry(path: Path, name: str, facts: Any) -> tuple[Entry, tuple[int, int]]:
+def _entry(path: Path, name: str, announced: Any) -> tuple[TensorEntry, tuple[int, int]]:
     place = f"{path}: tensor {name[:80]!r}"
-    if not isinstance(facts, dict) or not {"dtype", "shape", "data_offsets"} <= facts.keys():
+    if not isinstance(announced, dict) or not {"dtype", "shape", "data_offsets"} <= announced.keys():
         raise DataError(f"{place}: needs dtype, shape and data_offsets")
-    dtype, shape, offsets = facts["dtype"], facts["shape"], facts["data_offsets"]
+    dtype, shape, offsets = announced["dtype"], announced["shape"], announced["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _ITEM_BYTES:
         raise DataError(f"{place}: unknown dtype {str(dtype)[:20]!r}")
     if not _counts(shape) or len(shape) > 8:
@@ -202,10 +203,10 @@ def _entry(path: Path, name: str, facts: Any) -> tuple[Entry, tuple[int, int]]:
     needed = math.prod(shape) * _ITEM_BYTES[dtype]
     if offsets[1] - offsets[0] != needed:
         raise DataError(f"{place}: shape {shape} of {dtype} needs {needed:,} bytes, it has {offsets[1] - offsets[0]:,}")
-    return Entry(name, path, dtype, tuple(shape)), (offsets[0], offsets[1])
+    return TensorEntry(name, path, dtype, tuple(shape)), (offsets[0], offsets[1])
 
 
-def _counts(values: Any) -> bool:
+def _counts(values: object) -> bool:
     return isinstance(values, list) and all(type(value) is int and 0 <= value < 1 << 48 for value in values)
 
 
@@ -214,7 +215,7 @@ class ForeignWeights:
 
     def __init__(self, owner: ForeignFolder) -> None:
         self.folder = owner.folder
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, TensorEntry] = {}
 
     def rename(self, change: Callable[[str], str]) -> None:
         """Go by other names from here on; two tensors under one name are refused."""
@@ -238,8 +239,8 @@ class SafetensorsWeights(ForeignWeights):
                     raise DataError(f"{file}: tensor {name[:80]!r} is also in {self.entries[name].file.name}")
                 self.entries[name] = entry
         if index is not None:
-            found = {name: entry.file.name for name, entry in self.entries.items()}
-            wrong = sorted({*index.items()} ^ {*found.items()})
+            in_shards = {name: entry.file.name for name, entry in self.entries.items()}
+            wrong = sorted({*index.items()} ^ {*in_shards.items()})
             if wrong:
                 lines = [f"{name[:120]} ({shard})" for name, shard in wrong]
                 raise DataError(f"{owner.folder}: the index and the shards disagree on {len(wrong)} tensors:", *lines)
@@ -280,7 +281,7 @@ class BinWeights(ForeignWeights):
                     raise DataError(f"{file}: tensor {name[:80]!r} is also in {self.entries[name].file.name}")
                 dtype = _TORCH_TYPES.get(str(tensor.dtype).removeprefix("torch."), str(tensor.dtype))
                 self._tensors[name] = tensor
-                self.entries[name] = Entry(name, file, dtype, tuple(tensor.shape))
+                self.entries[name] = TensorEntry(name, file, dtype, tuple(tensor.shape))
 
     def load(self, names: Iterable[str]) -> dict[str, Tensor]:
         return {name: self._tensors[self.entries[name].name] for name in names}

@@ -64,7 +64,7 @@ class Pooler(nn.Module):
         return x_RD if noise is None else noise.drop(x_RD, prob, 0, Site.HEAD_OUTPUT, tokens_per_row)
 
 
-class Heads(nn.Module):
+class TaskHeads(nn.Module):
     """The heads that a network has; the rest are None."""
 
     def __init__(self, settings: ModelSettings, heads: HeadSettings) -> None:

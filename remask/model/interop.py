@@ -9,6 +9,7 @@ beside the model (heads without a class there) is read too. Not here: writing su
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from remask.model.settings import HeadSettings, ModelSettings, Pooling
 SIDE_JSON = "remask.json"  # heads that have no class in transformers, and settings that its config cannot hold
 SIDE_WEIGHTS = "remask_heads.safetensors"
 TASK_JSON = "task.json"  # how a fine-tuned model was asked
+PROMPTS_JSON = "config_sentence_transformers.json"  # prompts of an embedding model, where others look for them
 CARRIED = "carried.safetensors"  # in our own layout: weights of the source that no head uses
 
 # Never weights: buffers that old versions saved.
@@ -145,6 +147,17 @@ def _with_pooling(folder: ForeignFolder, heads: HeadSettings) -> HeadSettings:
     if mean == first:
         raise DataError(f"{inner.folder / 'config.json'}: pools in another way than by the mean or the first token")
     return heads.model_copy(update={"pooling": "mean" if mean else "first"})
+
+
+def read_prompts(path: Path) -> Mapping[str, str]:
+    """What a folder says in sentence-transformers' way to put before a text, by name: query, document, ..."""
+    folder = ForeignFolder(path)
+    values = folder.json(PROMPTS_JSON).get("prompts") if folder.has(PROMPTS_JSON) else None
+    if values is None:
+        return {}
+    if not isinstance(values, dict) or not all(isinstance(text, str) for text in values.values()):
+        raise DataError(f"{path / PROMPTS_JSON}: prompts must be texts by name")
+    return values
 
 
 def _free_if_different(foreign: ForeignConfig, weights: ForeignWeights) -> ModelSettings:

@@ -8,7 +8,6 @@ or, on the way out, a reason why there is no class (`no_class`). Not here: the w
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from pydantic import ValidationError
 
 from remask.errors import DataError
 from remask.model.settings import MAX_LAYERS, MAX_SIZE, HeadSettings, ModelSettings, Pooling
+from remask.schema import Json, Values
 
 # model_type in a foreign config -> the family that reads it; all of RoBERTa's relatives have its weights and names.
 FAMILY_OF = {
@@ -72,7 +72,7 @@ _FIELDS = {"roberta": _BERT_LIKE, "roberta-prelayernorm": _BERT_LIKE, "bert": _B
            "modernbert": _MODERN}  # fmt: skip
 
 # What a family is, beyond its numbers.
-_FORM: dict[str, dict[str, Any]] = {
+_FORM: dict[str, Json] = {
     "roberta": {"head_form": "roberta"},
     "roberta-prelayernorm": {"head_form": "roberta", "norm": "pre"},
     "bert": {"head_form": "bert", "position_offset": 0},
@@ -84,13 +84,13 @@ _FORM: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 # What transformers takes where a key is absent.
-_ROBERTA_DEFAULTS: dict[str, Any] = {
+_ROBERTA_DEFAULTS: Json = {
     "vocab_size": 50265, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
     "intermediate_size": 3072, "hidden_act": "gelu", "hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1,
     "max_position_embeddings": 512, "type_vocab_size": 2, "initializer_range": 0.02, "layer_norm_eps": 1e-12,
     "classifier_dropout": None, "pad_token_id": 1, "tie_word_embeddings": True,
 }  # fmt: skip
-_DEFAULTS: dict[str, dict[str, Any]] = {
+_DEFAULTS: dict[str, Json] = {
     "roberta": _ROBERTA_DEFAULTS,
     "roberta-prelayernorm": _ROBERTA_DEFAULTS,
     "bert": {**_ROBERTA_DEFAULTS, "vocab_size": 30522, "pad_token_id": 0},
@@ -129,7 +129,7 @@ class ForeignConfig:
     multilabel: bool
 
 
-def read_config(config: Mapping[str, Any], place: str) -> ForeignConfig:
+def read_config(config: Values, place: str) -> ForeignConfig:
     """A DataError lists everything in the file that this encoder has no switch for."""
     family = _family(config, place)
     values = {**_DEFAULTS[family], **{key: value for key, value in config.items() if value is not None}}
@@ -154,22 +154,22 @@ def read_config(config: Mapping[str, Any], place: str) -> ForeignConfig:
     return ForeignConfig(family, settings, _class_kind(config), _labels(config, place), pooling, multilabel)
 
 
-def _family(config: Mapping[str, Any], place: str) -> str:
+def _family(config: Values, place: str) -> str:
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILY_OF:
         raise DataError(f"{place}: model_type {str(model_type)[:40]!r} is not one of {', '.join(FAMILY_OF)}")
     return FAMILY_OF[model_type]
 
 
-def _class_kind(config: Mapping[str, Any]) -> str:
+def _class_kind(config: Values) -> str:
     names = config.get("architectures")
     if not isinstance(names, list) or not names or not isinstance(names[0], str):
         return ""
-    found = re.search(r"(Model|For[A-Z]\w{0,60})\Z", names[0])
-    return found[1] if found else ""
+    match = re.search(r"(Model|For[A-Z]\w{0,60})\Z", names[0])
+    return match[1] if match else ""
 
 
-def _labels(config: Mapping[str, Any], place: str) -> tuple[str, ...] | None:
+def _labels(config: Values, place: str) -> tuple[str, ...] | None:
     """The names in id2label, in order; None where there are none (LABEL_0 ... are no names)."""
     table = config.get("id2label")
     if table is None:
@@ -205,7 +205,7 @@ def _is_kind(value: Any, kind: str) -> bool:
     return isinstance(value, int) and 0 <= value <= MAX_SIZE if kind == "a size" else 0.0 <= value < 1e12
 
 
-def _unsupported(values: Mapping[str, Any], family: str) -> list[str]:
+def _unsupported(values: Values, family: str) -> list[str]:
     allowed: dict[str, tuple[Any, ...]] = {"is_decoder": (False,), "add_cross_attention": (False,)}
     if family == "modernbert":
         allowed |= {
@@ -226,12 +226,12 @@ def _unsupported(values: Mapping[str, Any], family: str) -> list[str]:
     ]
 
 
-def _derived(values: Mapping[str, Any], family: str) -> dict[str, Any]:
+def _derived(values: Values, family: str) -> Json:
     """The fields that are more than a rename."""
     if family == "modernbert":
         every, bases = _modern_layers(values)
         return {"attention_window": values["local_attention"] // 2, "global_every": every} | bases
-    ours: dict[str, Any] = {"activation": _ACTIVATIONS[values["hidden_act"]]}
+    ours: Json = {"activation": _ACTIVATIONS[values["hidden_act"]]}
     dropout = values.get("classifier_dropout_prob" if family == "albert" else "classifier_dropout")
     ours["head_dropout"] = values["hidden_dropout_prob"] if dropout is None else dropout
     offset = values["pad_token_id"] + 1 if family.startswith("roberta") else 0
@@ -244,7 +244,7 @@ def _derived(values: Mapping[str, Any], family: str) -> dict[str, Any]:
     return ours
 
 
-def _modern_layers(values: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+def _modern_layers(values: Values) -> tuple[int, dict[str, float]]:
     """How often a layer sees everything, and the rotary bases, in the old spelling or in that of transformers 5."""
     every, bases = values["global_attn_every_n_layers"], {}
     types = values.get("layer_types")
@@ -343,11 +343,11 @@ def write_config(
     ids: SpecialIds,
     dtype: str,
     labels: tuple[str, ...] | None,
-) -> dict[str, Any]:
+) -> Json:
     """Every value explicit. `kind` is the class without its prefix."""
     assert not no_class(settings, heads)
     family = family_for(settings)
-    config: dict[str, Any] = {
+    config: Json = {
         "architectures": [CLASS_PREFIX[family] + kind],
         "model_type": family,
         **{key: getattr(settings, field) for field, key in _FIELDS[family]},

@@ -176,35 +176,35 @@ def pairs(family: str, settings: ModelSettings, heads: HeadSettings, kind: str, 
     """Every weight of that class. `offset`: unused rows at the start of their position table."""
     shapes = our_shapes(settings, heads)
     base = "" if kind == "Model" else BASE[family]
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for ours, theirs in _ONCE[family]:
-        found += _module(f"encoder.{ours}", tuple(base + name for name in theirs), family, settings, shapes, offset)
+        pairs += _module(f"encoder.{ours}", tuple(base + name for name in theirs), family, settings, shapes, offset)
     groups = settings.num_groups if family == "albert" and settings.sharing == "all" else settings.num_layers
     for i in range(groups):
         for ours, theirs in _LAYER[family]:
             if ours == "attentions.{i}.norm" and not settings.has_attention_norm(i):
                 continue
             names = tuple(base + name.format(i=i) for name in theirs)
-            found += _module(f"encoder.{ours.format(i=i)}", names, family, settings, shapes, offset)
+            pairs += _module(f"encoder.{ours.format(i=i)}", names, family, settings, shapes, offset)
     for ours, name in _HEADS[family][kind]:
         their = name.format(base=base)
         if ours == "masked_lm.bias":
-            found.append(Pair("heads.masked_lm.bias", (their,), (shapes["heads.masked_lm.bias"],)))
+            pairs.append(Pair("heads.masked_lm.bias", (their,), (shapes["heads.masked_lm.bias"],)))
         elif ours == "masked_lm.decoder":
             if not settings.tied_embeddings:
-                found += _free_decoder(their, family, shapes)
+                pairs += _free_decoder(their, family, shapes)
         else:
-            found += _module(f"heads.{ours}", (their,), family, settings, shapes, offset)
-    return found
+            pairs += _module(f"heads.{ours}", (their,), family, settings, shapes, offset)
+    return pairs
 
 
 def _free_decoder(their: str, family: str, shapes: Mapping[str, tuple[int, ...]]) -> list[Pair]:
     """An output matrix of its own; in transformers 5 its bias is then no longer tied to the head's."""
     weight = "heads.masked_lm.decoder.weight"
-    found = [Pair(weight, (f"{their}.weight",), (shapes[weight],))]
+    pairs = [Pair(weight, (f"{their}.weight",), (shapes[weight],))]
     if family != "modernbert":
-        found.append(Pair("heads.masked_lm.bias", (f"{their}.bias",), (shapes["heads.masked_lm.bias"],)))
-    return found
+        pairs.append(Pair("heads.masked_lm.bias", (f"{their}.bias",), (shapes["heads.masked_lm.bias"],)))
+    return pairs
 
 
 def _module(
@@ -227,15 +227,15 @@ def _module(
         their_shape = (1, width) if ours.endswith("segments") else (settings.hidden_size, width)
     if ours == "encoder.embeddings.positions":
         way, their_shape = "positions", (settings.max_length + offset, settings.embedding_width)
-    found = [Pair(weight if shape else None, tuple(f"{t}.weight" for t in theirs), (their_shape,) * len(theirs), way)]
+    pairs = [Pair(weight if shape else None, tuple(f"{t}.weight" for t in theirs), (their_shape,) * len(theirs), way)]
     norm = ours.endswith("norm")
     table = ours.removeprefix("encoder.embeddings.") in ("tokens", "positions", "segments")
     label = ours.removeprefix("heads.") in ("sentence", "classifier", "tagger", "span", "chooser")
     with_bias = family != "modernbert" or label or (settings.norm_bias if norm else settings.bias)
     if with_bias and not table:
         names = tuple(f"{t}.bias" for t in theirs)
-        found.append(Pair(bias if bias in shapes else None, names, ((their_shape[0],),) * len(theirs), way))
-    return found
+        pairs.append(Pair(bias if bias in shapes else None, names, ((their_shape[0],),) * len(theirs), way))
+    return pairs
 
 
 # ------------------------------------------------------------------------------------------------------- moving

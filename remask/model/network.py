@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from remask.errors import ConfigError
 from remask.model.decoder import Source
 from remask.model.encoder import Encoder, Ffn
-from remask.model.heads import Heads
+from remask.model.heads import TaskHeads
 from remask.model.loss import cross_entropy
 from remask.model.noise import Noise, Site
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
@@ -40,7 +40,7 @@ class Network(nn.Module):
         self.settings = settings
         self.head_settings = heads
         self.encoder = Encoder(settings)
-        self.heads = Heads(settings, heads)
+        self.heads = TaskHeads(settings, heads)
 
     def encode(
         self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: torch.Tensor | None = None

@@ -180,7 +180,10 @@ def _drawn(keys_B: np.ndarray, threshold: int, counts: Sequence[int]) -> np.ndar
             np.less(drawn[:count], threshold, out=dropped[ends[row] - count : ends[row]])
 
     parts = [range(start, len(counts), num_threads) for start in range(num_threads)]
-    list(_threads(num_threads).map(draw, parts)) if num_threads > 1 else draw(parts[0])
+    if num_threads == 1:
+        draw(parts[0])
+    else:
+        list(_threads(num_threads).map(draw, parts))
     return dropped
 
 

@@ -79,7 +79,7 @@ def pack(network: Network) -> Network:
 def _output(writer: Decoder, network: Network) -> nn.Linear:
     """The decoder's last matrix and bias as a layer of their own."""
     matrix_VE = writer.tokens(network.encoder).weight if writer.lm.decoder is None else writer.lm.decoder.weight
-    layer = nn.Linear(0, 0, device="meta")
+    layer = nn.Linear(1, 1, device="meta")  # its weights come now
     layer.weight = nn.Parameter(matrix_VE.detach(), requires_grad=False)  # pyrefly: ignore
     layer.bias = nn.Parameter(writer.lm.bias.detach().to(layer.weight.dtype), requires_grad=False)
     return layer

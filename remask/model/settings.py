@@ -235,7 +235,7 @@ LoraModule = Literal["query", "key", "value", "output", "up", "down"]
 
 
 class LoraSettings(Config):
-    """Low-rank updates of chosen matrices (arXiv 2106.09685); everything else of the encoder rests."""
+    """Low-rank updates of chosen matrices (arXiv 2106.09685); the rest of the encoder stays frozen."""
 
     rank: int = switch(8, "width of an update", effect="math", samples=[2], ge=1, le=MAX_SIZE)
     alpha: float = switch(16.0, "an update is scaled by alpha / rank", effect="math", samples=[4.0], gt=0)

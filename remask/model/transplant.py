@@ -45,10 +45,10 @@ def transplant(network: Network, source: Network, old_ids_V: Sequence[int]) -> l
 
 
 def _check_form(network: Network, source: Network) -> None:
-    wanted, found = network.settings.model_dump(), source.settings.model_dump()
-    different = [key for key in wanted if key not in FREE and wanted[key] != found[key]]
+    wanted, given = network.settings.model_dump(), source.settings.model_dump()
+    different = [key for key in wanted if key not in FREE and wanted[key] != given[key]]
     if different:
-        words = " ".join(f"--set model.{key}={'null' if found[key] is None else found[key]}" for key in different)
+        words = " ".join(f"--set model.{key}={'null' if given[key] is None else given[key]}" for key in different)
         raise ConfigError(f"init_from: the model there has another form; take it over with {words}")
 
 

@@ -8,7 +8,6 @@ of it. Files do not show it: `state_dict` has the whole table, and takes one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from remask.model.encoder import Embeddings
+from remask.schema import Json, Values
 
 # Shapes: V vocabulary, U rows in use, E width of the embeddings.
 
@@ -43,13 +43,13 @@ class UsedRows(nn.Module):
         places = self.places_V[ids]
         if torch.is_grad_enabled():
             return F.embedding(places, self.weight)  # refuses -1: an id that was said not to occur
-        found = F.embedding(places.clamp(min=0), self.weight)
-        return torch.where((places < 0)[..., None], F.embedding(ids, self.table_VE), found)
+        vectors = F.embedding(places.clamp(min=0), self.weight)
+        return torch.where((places < 0)[..., None], F.embedding(ids, self.table_VE), vectors)
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+    def _save_to_state_dict(self, destination: Json, prefix: str, keep_vars: bool) -> None:
         destination[f"{prefix}weight"] = self.table_VE.index_copy(0, self.used_U, self.weight.detach())
 
-    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *rest: Any, **more: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Values, prefix: str, *rest: Any, **more: Any) -> None:
         whole_VE = state_dict[f"{prefix}weight"]
         with torch.no_grad():
             self.table_VE.copy_(whole_VE)

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from remask.documents import Documents, read_documents
 from remask.errors import ConfigError, DataError, OutputError, RemaskError, install_command
 from remask.preparation.settings import PrepareRun
 from remask.progress import Progress
+from remask.schema import Json, Values
 from remask.text.build import build_documents, changed_sources, text_config
 from remask.text.counts import DROPS
 from remask.tokenizer import Tokenizer, load_tokenizer
@@ -43,7 +44,7 @@ _MADE = ("counts", "counted", "facts", "prepared")  # of the documents
 _NOT_IN_RESULT = ("workers", "engine")  # and tokenizer.accelerator: they change the time, never the bytes
 
 
-def prepare(run: PrepareRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> dict[str, Any]:
+def prepare(run: PrepareRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> Json:
     """Make OUT, or go on with it. Returns the counts, the vocabulary's size and the seconds of each step."""
     out = out.absolute()
     work = out.with_name(f".{out.name}.work")
@@ -100,7 +101,7 @@ def _timed(seconds: dict[str, float], name: str, step: Any) -> Any:
 # ------------------------------------------------------------------------------------------ one run per folder
 
 
-def _config(run: PrepareRun) -> dict[str, Any]:
+def _config(run: PrepareRun) -> Json:
     """What the result depends on."""
     config = {key: value for key, value in dump(run).items() if key not in _NOT_IN_RESULT}
     config["tokenizer"] = {key: value for key, value in config["tokenizer"].items() if key != "accelerator"}
@@ -108,7 +109,7 @@ def _config(run: PrepareRun) -> dict[str, Any]:
     return config
 
 
-def _with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+def _with_defaults(config: Values) -> Json:
     """What an earlier version wrote, with the settings that it did not have yet."""
     try:
         return _config(PrepareRun.model_validate_json(json.dumps(config)))
@@ -318,7 +319,7 @@ def _make_shards(
         series = f"{portion.shard.source}.{portion.shard.split}"
         number = numbers[series] = numbers.get(series, -1) + 1
         name = f"{series}.{number:05d}"
-        facts = work / "facts" / f"{name}.json"
+        record = work / "facts" / f"{name}.json"
         prepared = work / "prepared"
         settings = run.tokenizer
         tasks.append(
@@ -327,7 +328,7 @@ def _make_shards(
                 name,
                 tokenizer_folder=prepared / "tokenizer",
                 folder=prepared,
-                facts=facts,
+                facts=record,
                 newlines=settings.newlines,
                 fast=fast,
                 chinese_words=settings.chinese_words,
@@ -337,10 +338,10 @@ def _make_shards(
     with progress.stage("tokenise", _megabytes(tasks), "MB") as stage:
         stage.resume_at(_megabytes(tasks) - _megabytes(waiting))
 
-        def on_done(_: int, facts: Mapping[str, Any]) -> None:
-            stage.advance(facts["bytes"] / 1e6)
-            if facts["fell_back"]:
-                progress.warn(f"{facts['name']}: gigatoken gave other ids than tokenizers; encoded without it")
+        def on_done(_: int, record: Values) -> None:
+            stage.advance(record["bytes"] / 1e6)
+            if record["fell_back"]:
+                progress.warn(f"{record['name']}: gigatoken gave other ids than tokenizers; encoded without it")
 
         workers = _workers(run) if _megabytes(waiting) > SMALL_MEGABYTES else 1
         run_tasks(make_shard, waiting, workers=workers, engine=run.engine, on_done=on_done)
@@ -351,7 +352,7 @@ def _make_shards(
 # --------------------------------------------------------------------------------------------------- the result
 
 
-def _prepared_counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTask]) -> dict[str, Any]:
+def _prepared_counts(documents: Documents, tokenizer: Tokenizer, tasks: Sequence[ShardTask]) -> Json:
     shards = [read_facts(task) for task in tasks]
     histograms = {split: np.zeros(tokenizer.vocab_size, np.int64) for split in SPLITS}
     for task, shard in zip(tasks, shards, strict=True):
@@ -381,7 +382,7 @@ def unigram_nats(train: np.ndarray, heldout: np.ndarray) -> float | None:
     return round(float(-(heldout * log_probs).sum() / heldout.sum()), 6)
 
 
-def _summary(out: Path, counts: Mapping[str, Any]) -> str:
+def _summary(out: Path, counts: Values) -> str:
     kinds = "tokens of 2 bytes" if counts["vocab_size"] <= 1 << 16 else "tokens of 4 bytes"
     return (
         f"{out}: {counts['documents']:,} documents, {counts['tokens']:,} {kinds}, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -58,8 +58,9 @@ class HeldOut:
             yield batch
 
 
-def _samples(model: Network, batch: Batch, tokenizer: Tokenizer, count: int = 3, reach: int = 12) -> list[list[str]]:
-    """What the model answers at the middle masked place of some held-out rows: [text around it, truth, answers]."""
+def _samples(model: Network, batch: Batch, tokenizer: Tokenizer, count: int = 3, reach: int = 12) -> list[Any]:
+    """What the model answers at the middle masked place of some held-out rows: the text around it with ___ for what is
+    hidden, the hidden word, and the likeliest answers with their probability."""
     assert batch.masked_positions_M is not None
     assert batch.masked_labels_M is not None
     device = next(model.parameters()).device
@@ -72,14 +73,17 @@ def _samples(model: Network, batch: Batch, tokenizer: Tokenizer, count: int = 3,
     tensors = batch.map(lambda array: torch.as_tensor(array).to(device))
     hidden = model.encode(tensors, None)
     logits = model.masked_lm(hidden, torch.as_tensor(batch.masked_positions_M[picks]).to(device))
-    best = logits.float().topk(3, dim=1).indices.tolist()
+    best = logits.float().softmax(dim=1).topk(3, dim=1)
     samples = []
-    for pick, answers in zip(picks, best, strict=True):
+    for pick, answers, scores in zip(picks, best.indices.tolist(), best.values.tolist(), strict=True):
         row, column = divmod(int(batch.masked_positions_M[pick]), columns)
         ids = batch.input_ids_BS[row]
         left = tokenizer.decode(ids[max(0, column - reach) : column])
         right = tokenizer.decode(ids[column + 1 : min(column + 1 + reach, int(batch.lengths_B[row]))])
-        words = ", ".join(tokenizer.token_text(answer).strip() for answer in answers)
+        words = [
+            {"word": tokenizer.token_text(answer).strip(), "score": round(score, 4)}
+            for answer, score in zip(answers, scores, strict=True)
+        ]
         truth = tokenizer.token_text(int(batch.masked_labels_M[pick])).strip()
-        samples.append([f"… {left.strip()} ___ {right.strip()} …", truth, words])
+        samples.append({"text": f"… {left.strip()} ___ {right.strip()} …", "hidden": truth, "answers": words})
     return samples

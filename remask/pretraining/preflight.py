@@ -10,7 +10,7 @@ import dataclasses
 import math
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -20,6 +20,7 @@ from remask.model import cost
 from remask.precision import choose_device, choose_precision, products_per_second
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress, counted
+from remask.schema import Json
 from remask.train.budget import planned_steps
 from remask.train.distributed import World
 from remask.train.narrow import masters
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
 
 def preflight(
     run: PretrainRun, out: Path, network: Network, batches: Batches, world: World, progress: Progress
-) -> dict[str, Any]:
+) -> Json:
     """Show what the run will be; gives the numbers for run.json."""
-    facts = _facts(run, out, network, batches, world)
+    checks = _facts(run, out, network, batches, world)
     data = batches.describe()
     if world.is_first:
-        for line in lines(facts, run.train):
+        for line in lines(checks, run.train):
             progress.say(f"  {line}")
         if data["cut_sentences"]:
             row = "half a row" if run.data.format in PAIRS else "a row"  # each part of a pair has half of it
@@ -48,9 +49,9 @@ def preflight(
             causal_share=run.objective.causal_share,
             repeat=run.data.masking.repeat,
         )
-        for line in [*warnings(facts, run.train), *about_data]:
+        for line in [*warnings(checks, run.train), *about_data]:
             progress.warn(line)
-    return {**dataclasses.asdict(facts), "data": data}
+    return {**dataclasses.asdict(checks), "data": data}
 
 
 def _facts(run: PretrainRun, out: Path, network: Network, batches: Batches, world: World) -> Facts:

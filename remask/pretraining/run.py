@@ -12,7 +12,7 @@ import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remask.artifacts import lock, open_artifact, write_bytes, write_json
 from remask.config import dump, to_yaml
@@ -20,6 +20,7 @@ from remask.errors import OutputError
 from remask.pretraining.settings import PretrainRun
 from remask.pretraining.start import make_network, measured_on, prepared_of, with_form
 from remask.progress import Progress
+from remask.schema import Json
 from remask.workers import is_first_rank
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def pretrain(
     run: PretrainRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), dry_run: bool = False
-) -> dict[str, Any]:
+) -> Json:
     """Pretrain, or go on with it; the final held-out measures and where the model is."""
     prepared = prepared_of(run)
     takes_form = run.init_from is not None and "model" not in run.model_fields_set
@@ -57,7 +58,7 @@ def _claim(out: Path, run: PretrainRun) -> None:
 
 def _run(
     run: PretrainRun, prepared: Path, out: Path, progress: Progress, allow_change: Sequence[str], dry_run: bool
-) -> dict[str, Any]:
+) -> Json:
     from remask.data.batches import open_batches
     from remask.model.store import model_files
     from remask.objectives import Pretraining
@@ -136,7 +137,7 @@ def _run(
         return {**values, "unigram_nats": unigram_nats, "parameters": numbers["parameters"]}
 
 
-def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> dict[str, Any]:
+def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> Json:
     """What must not change between a start and a resume. Paths may: what they hold has fingerprints. Trackers may.
     What came later and is not used is left out, so that runs of an earlier version go on."""
     config = dump(run)
@@ -150,7 +151,7 @@ def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> dict[str, An
     return {**config, "fingerprints": {"data": data, "tokenizer": tokenizer.fingerprint}}
 
 
-def _machine() -> dict[str, Any]:
+def _machine() -> Json:
     import torch
 
     return {

@@ -43,7 +43,7 @@ class PretrainRun(Config):
         if self.learn == "all":
             return self
         if self.init_from is None:
-            raise ValueError("learn: lora needs the weights of a model (init_from): random ones would rest")
+            raise ValueError("learn: lora needs the weights of a model (init_from): random ones would stay frozen")
         if self.train.trainable_top_layers is not None:
             raise ValueError("learn: lora already says what learns, and so does train.trainable_top_layers")
         if self.train.parallel == "fsdp":

@@ -12,17 +12,19 @@ from typing import Any
 
 from remask.config import differences
 from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
-from remask.reports.page import Page, Tile
+from remask.reports.page import Fill, Page, Tile
 from remask.reports.runs import RunFolder
+from remask.schema import Values
 
 
 def training_report(run: RunFolder, unigram_nats: float | None = None) -> str:
     """Curves, last values, config and machine of one run."""
-    page = Page(f"Training run {run.folder.name}", "made by remask report")
-    page.tiles(_training_tiles(run))
-    page.playground(str(run.folder))
+    page = Page(f"Training run {run.folder.name}", _headline(run))
     _loss_curve(page, run, unigram_nats)
     _samples(page, run)
+    page.playground(str(run.folder))
+    page.heading("Last values")
+    page.tiles(_training_tiles(run))
     _other_curves(page, run)
     _setting(page, run)
     return page.html()
@@ -41,7 +43,7 @@ def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | Non
     for title, points in curves.items():
         if any(points):
             page.heading(title)
-            series = [Series(name, one) for name, one in zip(names, points, strict=True)]
+            series = [Series(name, line) for name, line in zip(names, points, strict=True)]
             caption = f"{title}, nats per masked token, against the step"
             page.figure(line_chart(series, x_name="step", y_name=title), caption)
     page.heading("Last values")
@@ -59,10 +61,10 @@ def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | Non
     return page.html()
 
 
-def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
+def quickstart_report(summary: Values, run: RunFolder) -> str:
     """The whole way: corpus, curves against the unigram line, fill-mask answers, pretrained against scratch."""
-    evaluation, corpus, task = facts["evaluation"], facts["corpus"], facts.get("task")
-    page = Page("Your encoder", f"{corpus['name']} · {facts['date']} · {facts['machine']}")
+    evaluation, corpus, task = summary["evaluation"], summary["corpus"], summary.get("task")
+    page = Page("Your encoder", f"{corpus['name']} · {summary['date']} · {summary['machine']}")
     tiles = [
         Tile(
             f"{evaluation['loss']:.2f}",
@@ -83,11 +85,9 @@ def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
     _loss_curve(page, run, corpus["unigram_nats"])
     page.heading("What it fills in")
     page.text("Sentences of the held-out part, one word hidden, and the model's first answers with their probability.")
-    rows = [
-        [s["text"], s["hidden"], "   ".join(f"{a['token_str'].strip()} {a['score']:.0%}" for a in s["answers"])]
-        for s in facts["samples"]
-    ]
-    page.table(["sentence", "hidden word", "answers"], rows)
+    for sample in summary["samples"]:
+        answers = [{"word": answer["token_str"].strip(), "score": answer["score"]} for answer in sample["answers"]]
+        page.fills([fill_of({**sample, "answers": answers})])
     if task:
         _task(page, task)
     page.heading("The corpus")
@@ -98,15 +98,16 @@ def quickstart_report(facts: Mapping[str, Any], run: RunFolder) -> str:
     )
     page.text(f"Documents dropped: {dropped}.")
     page.heading("How long it took")
-    page.table(["stage", "seconds"], [[name, seconds] for name, seconds in facts["seconds"].items()])
+    page.table(["stage", "seconds"], [[name, seconds] for name, seconds in summary["seconds"].items()])
     page.heading("Where things are")
-    page.playground(facts["model"])
-    page.code("\n".join([f"model   {facts['model']}", f"report  {facts['report']}", "", *facts["next_commands"]]))
+    page.playground(summary["model"])
+    page.code("\n".join([f"model   {summary['model']}", f"report  {summary['report']}", "", *summary["next_commands"]]))
     _other_curves(page, run)
     _setting(page, run)
     return page.html()
 
 
+SHOWN_ANSWERS = 3  # of the model, for each hidden word
 LAST_VALUES = {
     "eval/loss": "held-out loss",
     "eval/perplexity": "perplexity",
@@ -195,29 +196,61 @@ def _other_curves(page: Page, run: RunFolder) -> None:
             page.figure(line_chart([Series(name, points)], x_name="step", y_name=name), caption)
 
 
+def _headline(run: RunFolder) -> str:
+    """The run in one line."""
+    loss, perplexity = run.last("eval/loss"), run.last("eval/perplexity")
+    words = [f"{run.num_steps:,} steps"]
+    words += [] if loss is None else [f"held-out loss {loss:.3f}"]
+    words += [] if perplexity is None else [f"perplexity {_value(perplexity)}"]
+    return " · ".join(words)
+
+
 def _samples(page: Page, run: RunFolder) -> None:
-    rows = [[row["step"], *sample] for row in run.rows for sample in row.get("samples", [])]
-    if rows:
-        page.heading("Predictions along the way")
-        page.table(["step", "sentence", "hidden", "answers"], rows)
+    """The last answers as bars; those of the evaluations before them in a table."""
+    told = [(row["step"], row["samples"]) for row in run.rows if row.get("samples")]
+    told = [(step, samples) for step, samples in told if isinstance(samples[0], Mapping)]  # older logs hold no scores
+    if not told:
+        return
+    step, samples = told[-1]
+    page.heading("What it fills in")
+    page.text(f"Held-out text with one word hidden, and the answers at step {step:,} with their probability.")
+    page.fills([fill_of(sample) for sample in samples])
+    if len(told) > 1:
+        rows = [
+            [
+                step,
+                sample["hidden"],
+                ", ".join(f"{answer['word']} {answer['score']:.0%}" for answer in sample["answers"]),
+            ]
+            for step, samples in told
+            for sample in samples
+        ]
+        page.table(["step", "hidden word", "answers"], rows, folded="answers along the way")
 
 
-def _task(page: Page, task: Mapping[str, Any]) -> None:
+def fill_of(sample: Mapping[str, Any], name: str = "") -> Fill:
+    """A sentence of a log or of a result; ___ or <mask> stands for the hidden word."""
+    left, _, right = sample["text"].partition("___" if "___" in sample["text"] else "<mask>")
+    answers = [(answer["word"], answer["score"]) for answer in sample["answers"][:SHOWN_ANSWERS]]
+    return Fill(left, sample["hidden"], right, {name: answers})
+
+
+def _task(page: Page, task: Values) -> None:
     page.heading("Is pretraining worth it?")
     page.text(f"The task: {task['question']} {task['description']}")
     bars = [
         Bar(label, task[key]["median"], min(task[key]["seeds"]), max(task[key]["seeds"]), task[key]["seeds"])
-        for key, label in (("pretrained", "pretrained"), ("scratch", "from scratch"))
+        for key, label in task["starts"].items()
     ]
-    bars.append(Bar("largest class", task["majority"], task["majority"], task["majority"]))
+    bars.append(Bar("largest class", task["majority"], is_quiet=True))
     page.figure(
-        bar_chart(bars, y_name="accuracy", highest=1.0),
+        bar_chart(bars, label="accuracy", highest=1.0),
         f"Test accuracy, median of {len(task['pretrained']['seeds'])} seeds; the line spans all seeds. Same network, "
         "same data, same recipe; only the starting weights differ.",
     )
     page.table(
         ["start", "median", "lowest", "highest", "seeds"],
-        [[bar.name, bar.value, bar.low, bar.high, len(bar.samples)] for bar in bars[:2]],
+        [[bar.name, bar.value, min(bar.samples), max(bar.samples), len(bar.samples)] for bar in bars[:-1]],
     )
 
 

@@ -9,12 +9,12 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from remask.artifacts import MANIFEST, sha256_of
 from remask.errors import DataError, MissingInputError
+from remask.schema import Json
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class RunFolder:
     """What a run left behind: its name, config as plain values, and the rows of metrics.jsonl."""
 
     folder: Path
-    config: dict[str, Any]
-    facts: dict[str, Any]
-    rows: list[dict[str, Any]]
+    config: Json
+    facts: Json
+    rows: list[Json]
 
     def curve(self, key: str, x: str = "step") -> list[tuple[float, float]]:
         return [(float(row[x]), float(row[key])) for row in self.rows if row.get(key) is not None and x in row]
@@ -65,7 +65,7 @@ class RunFolder:
         return json.loads((self.prepared / MANIFEST).read_bytes()).get("inputs", {}).get("documents")
 
     @property
-    def evaluation(self) -> dict[str, Any]:
+    def evaluation(self) -> Json:
         """How large its held-out measure is: rows, their length, the share that is predicted."""
         data = self.config.get("data") or {}
         settings = dict(data.get("evaluation") or {})
@@ -90,7 +90,7 @@ def read_run(folder: Path) -> RunFolder:
     )
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> list[Json]:
     rows = []
     for line in path.read_text().splitlines():
         try:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from remask.reports.charts import Series, line_chart
+from remask.reports.charts import MAX_NUMBERED, Bar, Point, Series, bar_chart, heat_map, line_chart, point_map
 from remask.reports.page import Page, Tile
 from remask.tasks.metrics import certainty, shown_names
 
-MAX_CONFUSION = 20  # classes; a larger matrix is not read by anybody
+MAX_CONFUSIONS = 20  # pairs of classes that are named where the matrix is too large for names
+MAX_BARS = 30  # classes with a bar of their own
 MAX_TEXT = 240
 
 
@@ -33,10 +34,12 @@ def finetune_report(values: Mapping[str, Any], model: str) -> str:
         Series(f"seed {run['seed']}", [(entry["step"], entry[values["metric"]]) for entry in run["history"]])
         for run in values["runs"]
     ]
-    page.figure(
-        line_chart(curves, x_name="step", y_name=values["metric"]), f"{values['metric']} on the dev data, by step"
-    )
+    if any(len(curve.points) > 1 for curve in curves):
+        chart = line_chart(curves, x_name="step", y_name=values["metric"])
+        page.figure(chart, f"{values['metric']} on the dev data, by step")
     _behind_scores(page, f"By class (seed {best['seed']})", best, values["labels"])
+    if "map" in values:
+        _map(page, values["map"])
     return page.html()
 
 
@@ -97,25 +100,25 @@ def tasks_report(values: Mapping[str, Any]) -> str:
     page.heading("Scores")
     alone = values.get("single", {})
     # Of one seed, median, lowest and highest are one number: one column.
-    several = any(len(one["runs"]) > 1 for one in values["tasks"].values())
+    several = any(len(result["runs"]) > 1 for result in values["tasks"].values())
     columns = {"median": "together", **({"low": "lowest", "high": "highest"} if several else {})}
     rows = []
-    for name, one in values["tasks"].items():
-        spread = one["spread"][one["metric"]]
-        row = [name, one["metric"], *(spread[key] for key in columns)]
+    for name, result in values["tasks"].items():
+        spread = result["spread"][result["metric"]]
+        row = [name, result["metric"], *(spread[key] for key in columns)]
         if alone:
-            other = alone[name]["spread"][one["metric"]]
+            other = alone[name]["spread"][result["metric"]]
             row += [*(other[key] for key in columns), spread["median"] - other["median"]]
         rows.append(row)
     beside = ["alone", *list(columns.values())[1:], "difference"] if alone else []
     page.table(["task", "metric", *columns.values(), *beside], rows)
-    for name, one in values["tasks"].items():
+    for name, result in values["tasks"].items():
         curves = [
-            Series(f"seed {run['seed']}", [(entry["step"], entry[one["metric"]]) for entry in run["history"]])
-            for run in one["runs"]
+            Series(f"seed {run['seed']}", [(entry["step"], entry[result["metric"]]) for entry in run["history"]])
+            for run in result["runs"]
         ]
-        page.figure(line_chart(curves, x_name="step", y_name=one["metric"]), f"{name}: {one['metric']}, by step")
-        for note in one["notes"]:
+        page.figure(line_chart(curves, x_name="step", y_name=result["metric"]), f"{name}: {result['metric']}, by step")
+        for note in result["notes"]:
             page.text(f"Note: {name}: {note}.")
     return page.html()
 
@@ -132,39 +135,65 @@ def _tiles(values: Mapping[str, Any]) -> list[Tile]:
 
 
 def _classes(page: Page, heading: str, table: Mapping[str, Any]) -> None:
+    """A bar for each class, the worst first; the numbers behind them in a table."""
     page.heading(heading)
+    classes = sorted(table["classes"].items(), key=lambda item: (item[1]["f1"], item[0]))
+    bars = [
+        Bar(name, row["f1"], text=f"{row['f1']:.2f} of {row['support']:,}", is_quiet=not row["support"])
+        for name, row in classes[:MAX_BARS]
+    ]
+    which = f"the {MAX_BARS} lowest of {len(classes)} classes" if len(classes) > MAX_BARS else "lowest first"
+    page.figure(bar_chart(bars, label="F1 by class", highest=1.0), f"F1 of each class and its examples, {which}.")
     rows = [*table["classes"].items(), *table["averages"].items()]
     page.table(
         ["class", "precision", "recall", "F1", "support"],
         [[name, row["precision"], row["recall"], row["f1"], row["support"]] for name, row in rows],
+        folded="precision, recall and averages" if len(rows) > 12 else "",
     )
 
 
 def _confusion(page: Page, counts: list[list[int]], labels: list[str]) -> None:
     page.heading("What was taken for what")
-    if len(labels) > MAX_CONFUSION:
+    chart = heat_map(counts, labels, row_name="true", column_name="said")
+    caption = "Each row is a class, shaded by the share of its examples. What is right lies on the diagonal."
+    page.figure(chart, caption)
+    if len(labels) > MAX_NUMBERED:
         count = len(labels)
         pairs = [(counts[i][j], labels[i], labels[j]) for i in range(count) for j in range(count) if i != j]
-        often = sorted(pairs, key=lambda pair: -pair[0])[:MAX_CONFUSION]
-        page.text(f"The {MAX_CONFUSION} most frequent confusions of {len(labels)} classes.")
+        often = sorted((pair for pair in pairs if pair[0]), key=lambda pair: -pair[0])[:MAX_CONFUSIONS]
+        page.text(f"The {len(often)} most frequent confusions of {count} classes.")
         page.table(["times", "true", "said"], often)
-        return
-    page.table(["true \\ said", *labels], [[label, *row] for label, row in zip(labels, counts, strict=True)])
 
 
 def _calibration(page: Page, calibration: Mapping[str, Any]) -> None:
     page.heading("Is it as sure as it is right?")
-    filled = [b for b in calibration["bins"] if b["count"]]
-    chart = line_chart(
-        [
-            Series("measured", [(b["confidence"], b["accuracy"]) for b in filled]),
-            Series("perfect", [(0.0, 0.0), (1.0, 1.0)], faint=True),
-        ],
-        x_name="confidence",
-        y_name="share right",
-    )
+    width = 1 / len(calibration["bins"])
+    bars = [
+        Bar(
+            f"{i * width:.0%} to {(i + 1) * width:.0%} sure",
+            group["accuracy"],
+            text=f"{group['accuracy']:.0%} of {group['count']:,}",
+            mark=group["confidence"],
+        )
+        for i, group in enumerate(calibration["bins"])
+        if group["count"]
+    ]
     error = calibration["expected_calibration_error"]
-    page.figure(chart, f"Confidence against the share that is right; mean distance {error:.3f}")
+    page.figure(
+        bar_chart(bars, label="share right by confidence", highest=1.0),
+        "The bar is the share that is right, the upright mark how sure the model was: a bar that falls short of its "
+        f"mark was too sure. Mean distance {error:.3f}.",
+    )
+
+
+def _map(page: Page, found: Mapping[str, Any]) -> None:
+    page.heading("A map of the texts")
+    points = [Point(p["x"], p["y"], p["label"], _short(p["text"])) for p in found["points"]]
+    page.figure(
+        point_map(points, label="a map of the scored texts"),
+        f"{len(points):,} scored texts by the state that the answer is read from, coloured by their true class: close "
+        f"together means alike to the model. Two directions show {found['shown']:.0%} of the variance.",
+    )
 
 
 def _mistakes(page: Page, worst: list[Mapping[str, Any]], by: str) -> None:

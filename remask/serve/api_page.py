@@ -6,9 +6,9 @@ own style sheet. Not here: the document itself (schemas, app).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from html import escape
-from typing import Any
+
+from remask.schema import Values
 
 _INTRO = """<p>Send JSON, get JSON. One input gives one output, a list gives a list. The machine's form of this page is
 <a href="openapi.json">openapi.json</a>; the
@@ -18,7 +18,7 @@ _INTRO = """<p>Send JSON, get JSON. One input gives one output, a list gives a l
 <code>{"error": {"code", "message", "field"?}}</code>.</p>"""
 
 
-def api_page(document: Mapping[str, Any]) -> str:
+def api_page(document: Values) -> str:
     """`document`: of OpenAPI."""
     parts = [
         "<!DOCTYPE html>",
@@ -33,7 +33,7 @@ def api_page(document: Mapping[str, Any]) -> str:
     return "\n".join([*parts, "</main></body></html>"])
 
 
-def _operation(document: Mapping[str, Any], heading: str, operation: Mapping[str, Any]) -> list[str]:
+def _operation(document: Values, heading: str, operation: Values) -> list[str]:
     lines = [f"<h2>{heading}</h2>", f"<p>{escape(operation.get('description') or operation.get('summary', ''))}</p>"]
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content is not None:
@@ -53,7 +53,7 @@ def _operation(document: Mapping[str, Any], heading: str, operation: Mapping[str
     return lines
 
 
-def _note(schema: Mapping[str, Any]) -> str:
+def _note(schema: Values) -> str:
     """The words that a field or one of its kinds comes with."""
     for place in (schema, *schema.get("anyOf", ())):
         if "description" in place:
@@ -61,13 +61,13 @@ def _note(schema: Mapping[str, Any]) -> str:
     return ""
 
 
-def _resolved(document: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _resolved(document: Values, schema: Values) -> Values:
     """A schema itself, where `schema` only names one."""
     name = schema.get("$ref")
     return schema if name is None else document["components"]["schemas"][name.rpartition("/")[2]]
 
 
-def _type(document: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+def _type(document: Values, schema: Values) -> str:
     """A schema in a few words: `text or list of text`, `{model: text, outputs: list of {…}}`."""
     schema = _resolved(document, schema)
     if "anyOf" in schema:

@@ -19,6 +19,7 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 import remask
+from remask.schema import Json
 from remask.serve.api_page import api_page
 from remask.serve.catalog import Entry, split_id
 from remask.serve.guard import Guard, RefusedError, error_body
@@ -40,7 +41,7 @@ _PAGE_TYPES = {
 }  # fmt: skip
 _RETRY_S = 2  # about how long a new engine takes
 
-_SAID: dict[int | str, dict[str, Any]] = {
+_SAID: dict[int | str, Json] = {
     400: {"description": "Not JSON, or a broken head"}, 401: {"description": "Without the token"},
     404: {"description": "No such model or path"}, 405: {"description": "Another method"},
     408: {"description": "The body did not come in time"}, 413: {"description": "Over 2,000,000 bytes"},
@@ -49,8 +50,8 @@ _SAID: dict[int | str, dict[str, Any]] = {
     500: {"description": "A fault of the server"}, 503: {"description": "The engine is started again (Retry-After)"},
     504: {"description": "Not answered in time"},
 }  # fmt: skip
-ERRORS: dict[int | str, dict[str, Any]] = {status: {**said, "model": ErrorOut} for status, said in _SAID.items()}
-_PLAIN_ERRORS: dict[int | str, dict[str, Any]] = {
+ERRORS: dict[int | str, Json] = {status: {**said, "model": ErrorOut} for status, said in _SAID.items()}
+_PLAIN_ERRORS: dict[int | str, Json] = {
     status: said for status, said in ERRORS.items() if status in (400, 401, 404, 405, 413, 421)
 }
 
@@ -63,7 +64,7 @@ class Service:
         self.entries = {entry.id: entry for entry in entries}
         self.draining = False
 
-    def models(self) -> list[dict[str, Any]]:
+    def models(self) -> list[Json]:
         """What /v1/models says."""
         found = []
         for number, entry in enumerate(self.entries.values()):
@@ -256,7 +257,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
         body = StateOut(status=status, restarts=engine.restarts).model_dump_json()
         return Response(body, 200 if well else 503, media_type="application/json")
 
-    said: dict[int | str, dict[str, Any]] = {200: {"model": StateOut}, 503: {"model": StateOut}, **_PLAIN_ERRORS}
+    said: dict[int | str, Json] = {200: {"model": StateOut}, 503: {"model": StateOut}, **_PLAIN_ERRORS}
 
     @app.get("/health", responses=said, response_class=Response)
     async def health() -> Response:
@@ -276,7 +277,7 @@ def _add_state(app: FastAPI, service: Service) -> None:
             return state("overloaded", False)
         return state("ready", True)
 
-    texts: dict[int | str, dict[str, Any]] = {
+    texts: dict[int | str, Json] = {
         200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
         **_PLAIN_ERRORS,
     }

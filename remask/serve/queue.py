@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from remask.schema import Json
 from remask.serve.settings import ServeSettings
 
 _SPECIAL_TOKENS = 4  # around the texts of a row
@@ -42,7 +43,7 @@ class Job:
     model: str
     task: str
     inputs: list[Any]
-    options: dict[str, Any]
+    options: Json
     max_length: int
     done: Any  # an asyncio future of list[bytes]
     path: Path | None = None  # of a training step

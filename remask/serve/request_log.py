@@ -12,12 +12,14 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO
+from collections.abc import Awaitable, Callable, Iterator
+from typing import BinaryIO
 
 import orjson
 
 from remask.errors import OutputError
+from remask.schema import Json
+from remask.serve.guard import Message, Receive, Send
 
 KEY = "remask.log"  # of the ASGI scope: what the app adds to a request's line
 _SOUND_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
@@ -40,18 +42,25 @@ def opened(name: str | None) -> Iterator[BinaryIO | None]:
 class RequestLog:
     """An ASGI middleware around everything else. `say` gets the one warning."""
 
-    def __init__(self, app: Any, file: BinaryIO, say: Callable[[str], None], *, with_texts: bool = False) -> None:
+    def __init__(
+        self,
+        app: Callable[[Message, Receive, Send], Awaitable[None]],
+        file: BinaryIO,
+        say: Callable[[str], None],
+        *,
+        with_texts: bool = False,
+    ) -> None:
         self._app, self._file, self._say, self._with_texts = app, file, say, with_texts
         self._is_off = False
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         began, line = time.perf_counter(), self._line(scope)
         scope[KEY] = added = {}
 
-        async def noting(message: Any) -> None:
+        async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 line["status"] = message["status"]
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", line["id"].encode())]
@@ -65,14 +74,14 @@ class RequestLog:
             line["ms"] = round((time.perf_counter() - began) * 1000, 1)
             self._write(line)
 
-    def _line(self, scope: Any) -> dict[str, Any]:
+    def _line(self, scope: Message) -> Json:
         """What is known at once. A client's own id is kept where it is a plain word. Status 499: nobody waited."""
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         name = given.decode() if _SOUND_ID.match(given) else uuid.uuid4().hex[:16]
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         return {"time": now, "id": name, "method": scope["method"], "path": scope["path"][:200], "status": 499}
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, line: Json) -> None:
         if self._is_off:
             return
         try:

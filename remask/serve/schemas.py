@@ -10,6 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from remask.schema import Json
+
 MAX_BODY_BYTES = 2_000_000
 MAX_INPUTS = 256
 MAX_CHARACTERS = 200_000
@@ -75,7 +77,7 @@ class Asked(Strict):
         inputs = self.model_dump(include={"inputs"})["inputs"]
         return [_plain(item) for item in (inputs if isinstance(inputs, list) else [inputs])]
 
-    def options(self) -> dict[str, Any]:
+    def options(self) -> Json:
         return self.model_dump(exclude={"model", "inputs"})
 
 
@@ -304,11 +306,11 @@ class StateOut(BaseModel):
     restarts: int
 
 
-class Fault(BaseModel):
+class ErrorDetails(BaseModel):
     code: str
     message: str
     field: str | None = None
 
 
 class ErrorOut(BaseModel):
-    error: Fault
+    error: ErrorDetails

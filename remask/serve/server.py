@@ -21,6 +21,7 @@ import uvicorn
 
 from remask import signals
 from remask.errors import UnavailableError, UsageError
+from remask.schema import Json
 from remask.serve import worker
 from remask.serve.app import Service, build_app
 from remask.serve.catalog import Entry
@@ -84,7 +85,7 @@ def serve(
     precision: str,
     device: str,
     choose_precision: Callable[[str, str], str],
-    on_ready: Callable[[str, list[dict[str, Any]]], None],
+    on_ready: Callable[[str, list[Json]], None],
     say: Callable[[str], None],
     request_log: str | None = None,
     log_texts: bool = False,

@@ -20,6 +20,7 @@ from typing import Any
 
 from remask import signals
 from remask.errors import GaveUpError, Stopped
+from remask.schema import Json
 from remask.serve import worker
 from remask.serve.metrics import Metrics
 from remask.serve.queue import Job, Piece, Queue
@@ -82,7 +83,7 @@ class Supervisor:
     ) -> None:
         self.settings: ServeSettings = assignment.settings
         self.queue = Queue(assignment.settings)
-        self.facts: dict[str, dict[str, Any]] = {}
+        self.facts: dict[str, Json] = {}
         self.restarts = 0
         self._assignment, self._choose, self._metrics, self._say = assignment, choose_precision, metrics, say
         self._child: _Child | None = None

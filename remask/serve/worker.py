@@ -8,6 +8,7 @@ layer of the network too; whoever started it ends it when the deadline has passe
 from __future__ import annotations
 
 import os
+import sys
 import time
 import traceback
 import warnings
@@ -23,7 +24,7 @@ import orjson
 
 from remask import signals
 from remask.allocator import keep_few_kernels, keep_freed_memory
-from remask.errors import DataError, RemaskError
+from remask.errors import DataError, RemaskError, is_out_of_memory
 from remask.serve.settings import ServeSettings
 from remask.workers import die_with_parent
 
@@ -212,9 +213,14 @@ class Models:
                 continue
             try:
                 found |= self._answer_one(model, [piece for piece, _ in pieces], say)
-            except Exception:  # our own mistake must not take the others' answers along
-                traceback.print_exc()
-                found |= {piece[0]: ("internal", "the engine failed on this request") for piece, _ in pieces}
+            except Exception as error:  # our own mistake must not take the others' answers along
+                failed = ("internal", "the engine failed on this request")
+                if is_out_of_memory(error):
+                    failed = ("unavailable", "too little memory for this request; send fewer or shorter texts")
+                    sys.stderr.write(f"remask: {name}: {failed[1]}\n")
+                else:
+                    traceback.print_exc()
+                found |= {piece[0]: failed for piece, _ in pieces}
         return found
 
     def _answer_one(

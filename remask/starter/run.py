@@ -13,14 +13,14 @@ import platform
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import yaml
 
-from remask.artifacts import claim, lock, output_errors, write_bytes, write_json
+from remask.artifacts import claim, lock, once, output_errors, write_bytes, write_json
 from remask.config import build_run, differences, dump, to_yaml
 from remask.documents import read_documents
 from remask.errors import ConfigError, DataError, DiskError
@@ -31,6 +31,7 @@ from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.reports.report import quickstart_report
 from remask.reports.runs import read_run
+from remask.schema import Json, Values
 from remask.starter.settings import PYTHON_DOCS, QuickstartRun
 from remask.starter.task import make_task, sample_sentences
 from remask.tune.finetune import finetune
@@ -64,7 +65,7 @@ class _Clock:
             write_json(self.path, self.seconds)
 
 
-def quickstart(run: QuickstartRun, out: Path, *, progress: Progress, program: str = "remask") -> dict[str, Any]:
+def quickstart(run: QuickstartRun, out: Path, *, progress: Progress, program: str = "remask") -> Json:
     """The whole way, stage by stage. `program`: how remask is called from a shell here, for what to try next."""
     with lock(out):
         _refuse_another(run, out)
@@ -72,7 +73,7 @@ def quickstart(run: QuickstartRun, out: Path, *, progress: Progress, program: st
         corpus = clock.time("read, clean, learn a vocabulary, tokenise", lambda: _prepare(run, out, progress))
         write_bytes(out / "run.yaml", to_yaml(run).encode())  # from here on the folder is this quickstart's
         trained = clock.time("pretrain and evaluate", lambda: _pretrain(run, out, progress))
-        task = clock.time("fine-tune, pretrained and from scratch", lambda: _finetune(run, out, progress))
+        task = clock.time("fine-tune from every start", lambda: _finetune(run, out, progress))
         clock.time("export", lambda: _export(out, corpus, trained))
         samples = clock.time("fill in masks", lambda: _fill_masks(run, out, progress))
         values = {
@@ -113,7 +114,7 @@ def _refuse_another(run: QuickstartRun, out: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the stages
 
 
-def _prepare(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any]:
+def _prepare(run: QuickstartRun, out: Path, progress: Progress) -> Json:
     """Documents, a vocabulary and token shards; the counts that the report shows."""
     sources = [{"name": "corpus", "paths": list(run.corpus) or ["pydocs:"], "max_bytes": run.max_corpus_bytes}]
     settings = {
@@ -144,22 +145,20 @@ def _prepare(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any
     }
 
 
-def pretrain_run(run: QuickstartRun, out: Path) -> PretrainRun:
-    """The preset as a pretraining run on this corpus."""
-    budget = {"train.minutes": None if run.steps else run.minutes, "train.steps": run.steps}
+def pretrain_run(run: QuickstartRun, out: Path, budget: Values | None = None) -> PretrainRun:
+    """The preset as a pretraining run on this corpus; `budget` instead of the quickstart's."""
+    budget = budget or {"train.minutes": None if run.steps else run.minutes, "train.steps": run.steps}
     options = {"seed": run.seed, "prepared": str(out / "prepared"), **budget}
     return build_run(PretrainRun, options=options, base=run.preset).run
 
 
-def _pretrain(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any]:
-    done = out / "pretrain.json"
-    if not done.is_file():
-        write_json(done, pretrain(pretrain_run(run, out), out / "pretrain", progress=progress))
-    return json.loads(done.read_text())
+def _pretrain(run: QuickstartRun, out: Path, progress: Progress) -> Json:
+    return once(out / "pretrain.json", lambda: pretrain(pretrain_run(run, out), out / "pretrain", progress=progress))
 
 
-def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, Any] | None:
-    """The task that comes with the corpus, from the pretrained weights and from scratch, with the same recipe."""
+def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> Json | None:
+    """The task that comes with the corpus, with the same recipe from every start: pretrained, from scratch and, where
+    pretraining began with counts, from these counts alone. What is above them is what training adds."""
     folder = out / "finetune"
     with output_errors(folder):
         folder.mkdir(exist_ok=True)
@@ -193,10 +192,15 @@ def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
         "train.eval_every": 0,  # only the last state is scored, so that nothing is chosen on the test passages
         "train.save_every": 0,
     }
-    scores: dict[str, Any] = {"question": task.question, "description": task.description}
-    for start in ("pretrained", "scratch"):
-        progress.say(f"fine-tune ({task.question}), {'pretrained' if start == 'pretrained' else 'from scratch'}")
-        options = {**settings, "init_weights": start == "pretrained"}
+    starts = {"pretrained": "pretrained", "counted": "counted, not trained", "scratch": "from scratch"}
+    if pretrain_run(run, out).start.embeddings != "counted":
+        del starts["counted"]
+    scores: Json = {"question": task.question, "description": task.description, "starts": starts}
+    for start, name in starts.items():
+        options = {**settings, "init_weights": start != "scratch"}
+        if start == "counted":
+            options["init"] = str(_untrained(run, out, progress))
+        progress.say(f"fine-tune ({task.question}), {name}")
         result = finetune(build_run(FinetuneRun, options=options).run, folder / start, progress=progress)
         seeds = [seed["metrics"]["accuracy"] for seed in result["runs"]]
         scores[start] = {"median": result["metrics"]["accuracy"], "seeds": seeds}
@@ -204,7 +208,14 @@ def _finetune(run: QuickstartRun, out: Path, progress: Progress) -> dict[str, An
     return scores
 
 
-def _export(out: Path, corpus: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
+def _untrained(run: QuickstartRun, out: Path, progress: Progress) -> Path:
+    """A model as pretraining began: counted, and not one step trained."""
+    options = {"train.steps": 0, "train.minutes": None}
+    pretrain(pretrain_run(run, out, options), out / "counted", progress=progress)
+    return out / "counted"
+
+
+def _export(out: Path, corpus: Values, trained: Values) -> None:
     from remask.exports.hf import export_hf
 
     card = {
@@ -219,7 +230,7 @@ def _export(out: Path, corpus: Mapping[str, Any], trained: Mapping[str, Any]) ->
     export_hf(out / "pretrain", out / "model", card=card, replace=True)
 
 
-def _fill_masks(run: QuickstartRun, out: Path, progress: Progress) -> list[dict[str, Any]]:
+def _fill_masks(run: QuickstartRun, out: Path, progress: Progress) -> list[Json]:
     """What the exported model puts into held-out sentences."""
     from remask.answer.model import load
 
@@ -235,7 +246,7 @@ def _fill_masks(run: QuickstartRun, out: Path, progress: Progress) -> list[dict[
     return samples
 
 
-def _next_commands(out: Path, samples: Sequence[Mapping[str, Any]], program: str) -> list[str]:
+def _next_commands(out: Path, samples: Sequence[Values], program: str) -> list[str]:
     sentence = samples[0]["text"] if samples else "Returns the <mask> of the list."
     model = shlex.quote(str(out / "model"))
     return [

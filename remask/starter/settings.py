@@ -23,4 +23,4 @@ class QuickstartRun(Config):
     task_labels: int = setting(240, "labelled passages to fine-tune on: few, as one's own labels are", ge=40)
     task_passages: int = setting(1200, "passages the task is drawn from, most; three in ten are for the test", ge=40)
     task_epochs: float = setting(6.0, "passes over the labelled passages", gt=0)
-    task_learning_rate: float = setting(3e-4, "the same from both starts", gt=0)
+    task_learning_rate: float = setting(3e-4, "the same from every start", gt=0)

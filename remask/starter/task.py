@@ -13,12 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from remask.artifacts import write_bytes
 from remask.documents import Documents
+from remask.schema import Json
 from remask.text.pydocs import Passage, passages
 
 NUM_LIBRARIES = 8
@@ -81,7 +81,7 @@ def _ordered(passages_of_all: Iterable[Passage], seed: int) -> list[Passage]:
     return kept
 
 
-def _library_rows(ordered: Sequence[Passage], most: int) -> list[dict[str, Any]]:
+def _library_rows(ordered: Sequence[Passage], most: int) -> list[Json]:
     modules: dict[str, set[str]] = defaultdict(set)
     silent = [p for p in ordered if p.library.lower() not in p.text.lower()]  # that do not name their library
     for passage in silent:
@@ -97,9 +97,9 @@ def _library_rows(ordered: Sequence[Passage], most: int) -> list[dict[str, Any]]
     return rows
 
 
-def _pair_rows(ordered: Sequence[Passage], most: int, seed: int) -> list[dict[str, Any]]:
+def _pair_rows(ordered: Sequence[Passage], most: int, seed: int) -> list[Json]:
     """Half of the pairs from one document, half from two; both documents on the same side of the split."""
-    rows: list[dict[str, Any]] = []
+    rows: list[Json] = []
     for test in (False, True):
         by_document: dict[str, list[str]] = defaultdict(list)
         for passage in ordered:
@@ -126,7 +126,7 @@ def _is_test(name: str) -> bool:
     return int(draw(0, "split", name)[:8], 16) < TEST_SHARE * 2**32
 
 
-def _write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+def _write(path: Path, rows: Sequence[Json]) -> None:
     lines = [orjson.dumps({key: value for key, value in row.items() if key != "test"}) for row in rows]
     write_bytes(path, b"\n".join([*lines, b""]))
 

@@ -25,7 +25,8 @@ from remask.config import dump
 from remask.errors import GaveUpError, MissingInputError
 from remask.progress import Progress
 from remask.reports.runs import read_run
-from remask.studies.plan import Cell, Plan, Variant, cell_fingerprint, cell_folder, task_folder, tuned
+from remask.schema import Json, Values
+from remask.studies.plan import Cell, StudyPlan, Variant, cell_fingerprint, cell_folder, task_folder, tuned
 from remask.studies.settings import MEASURES
 from remask.workers import num_cores
 
@@ -43,12 +44,12 @@ class Place:
     fingerprint: str
 
 
-def place_of(plan: Plan, cell: Cell, out: Path, data: Mapping[Variant, Path]) -> Place:
+def place_of(plan: StudyPlan, cell: Cell, out: Path, data: Mapping[Variant, Path]) -> Place:
     mark = cell_fingerprint(plan, cell, data)
     return Place(cell_folder(out, cell, mark), out, data, mark)
 
 
-def read_result(place: Place) -> dict[str, Any] | None:
+def read_result(place: Place) -> Json | None:
     """A finished cell; None: it is not finished. A folder of another cell under this name does not count."""
     try:
         result = json.loads((place.folder / RESULT).read_bytes())
@@ -57,12 +58,12 @@ def read_result(place: Place) -> dict[str, Any] | None:
     return result if isinstance(result, dict) and result.get("fingerprint") == place.fingerprint else None
 
 
-def make_cell(plan: Plan, cell: Cell, place: Place, progress: Progress) -> dict[str, Any]:
+def make_cell(plan: StudyPlan, cell: Cell, place: Place, progress: Progress) -> Json:
     """Train and measure, or go on with it; nothing is done twice."""
     with artifacts.lock(place.folder):
         if (done := read_result(place)) is not None:
             return done
-        result: dict[str, Any] = {
+        result: Json = {
             "fingerprint": place.fingerprint,
             "label": cell.label,
             "seed": cell.seed,
@@ -88,7 +89,7 @@ def make_cell(plan: Plan, cell: Cell, place: Place, progress: Progress) -> dict[
 class _Work:
     """The stages of a cell."""
 
-    def __init__(self, plan: Plan, cell: Cell, place: Place, progress: Progress) -> None:
+    def __init__(self, plan: StudyPlan, cell: Cell, place: Place, progress: Progress) -> None:
         self.plan, self.cell, self.place, self.progress = plan, cell, place, progress
         self.folder = place.folder
 
@@ -110,7 +111,7 @@ class _Work:
             )
         return place.folder / "pretrain"
 
-    def pretrained(self) -> dict[str, Any]:
+    def pretrained(self) -> Json:
         """Costs and curves of the training; afterwards `run_folder`/model is the model."""
         if not self.cell.row.model_of and not (self.run_folder / "model").is_dir():
             from remask.pretraining.run import pretrain
@@ -134,7 +135,7 @@ class _Work:
 
     # ---------------------------------------------------------------------------------------------- measuring
 
-    def measured(self) -> dict[str, Any]:
+    def measured(self) -> Json:
         """Means of all metrics; the examples behind them go into examples.npz."""
         from remask.studies import measures
 
@@ -200,7 +201,7 @@ class _Work:
         return Measured({task: values}, {"metric": problem.metric, "seconds": result["seconds"]}, tuple(problem.notes))
 
 
-def _by_tokens(curve: Sequence[tuple[float, float]], made: Mapping[str, Any]) -> list[tuple[float, float]]:
+def _by_tokens(curve: Sequence[tuple[float, float]], made: Values) -> list[tuple[float, float]]:
     """(tokens read, value) of (step, value): rows whose steps differ in size share an axis."""
     return [(round(step * made["tokens"] / max(1, made["step"])), value) for step, value in curve]
 

@@ -10,24 +10,24 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from remask import artifacts
 from remask.config import build_values, fingerprint
+from remask.data.tokens import Tokens
 from remask.errors import ConfigError, MissingInputError
 from remask.preparation.prepare import prepare
 from remask.preparation.settings import PrepareRun
 from remask.progress import Progress
-from remask.studies.plan import PLAIN, Plan, Variant, data_fingerprint
+from remask.studies.plan import PLAIN, StudyPlan, Variant, data_fingerprint
 
 LEAK_TOKENS = 32  # a run of so many tokens that stands in both is no chance
 MAX_LEAK = 0.02  # of such runs: the same formula, licence or table may stand in many documents
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
 
 
-def open_data(plan: Plan, out: Path, progress: Progress) -> dict[Variant, Path]:
+def open_data(plan: StudyPlan, out: Path, progress: Progress) -> dict[Variant, Path]:
     """Every variant's folder. What is there is not made again."""
     study = plan.study
     if study.prepared is not None and study.corpus:
@@ -47,7 +47,7 @@ def open_data(plan: Plan, out: Path, progress: Progress) -> dict[Variant, Path]:
     return {variant: _prepared(plan, variant, out, progress) for variant in plan.variants}
 
 
-def _prepared(plan: Plan, variant: Variant, out: Path, progress: Progress) -> Path:
+def _prepared(plan: StudyPlan, variant: Variant, out: Path, progress: Progress) -> Path:
     settings = {
         "text": {"sources": [{"name": "corpus", "paths": [_absolute(path) for path in plan.study.corpus]}]},
         "tokenizer": {"vocab_size": plan.scale.vocab_size, **json.loads(variant or "{}")},
@@ -94,7 +94,7 @@ def leaked_share(prepared: Path, out: Path) -> float:
     return share
 
 
-def _sequences(tokens: Any, chunk: int = 4_000_000) -> Iterable[np.ndarray]:
+def _sequences(tokens: Tokens, chunk: int = 4_000_000) -> Iterable[np.ndarray]:
     """A source's ids in overlapping pieces, so that no run of tokens is missed at a seam."""
     for source in tokens.sources.values():
         for begin in range(0, max(1, len(source)), chunk):

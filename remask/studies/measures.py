@@ -19,7 +19,7 @@ import numpy as np
 from remask import signals
 from remask.evaluation.zero_shot import Judge, blimp, blimp_folder
 from remask.progress import Progress
-from remask.schema import IGNORE, Batch
+from remask.schema import IGNORE, Batch, Json
 from remask.tasks import metrics
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Measured:
     """Numbers by metric and example, and what a page shows besides."""
 
     examples: dict[str, Array]
-    shown: dict[str, Any] = field(default_factory=dict)
+    shown: Json = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -109,7 +109,7 @@ def _logits(network: Network, batch: Batch, device: torch.device) -> torch.Tenso
     return network.masked_lm(hidden_BSD, tensors.masked_positions_M).float()
 
 
-def _tensor(array: Any, device: torch.device) -> torch.Tensor:
+def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
     import torch
 
     return torch.as_tensor(array).to(device)

@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from remask.reports.charts import DotRow, Series, dot_chart, line_chart
 from remask.reports.page import Page
+from remask.schema import Values
 
-Row = Mapping[str, Any]
+Row = Values
 _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
-def study_page(values: Mapping[str, Any]) -> str:
+def study_page(values: Values) -> str:
     """The whole page."""
     page = Page(
         f"{values['title']} (scale: {values['scale']})",
@@ -47,11 +47,11 @@ def study_page(values: Mapping[str, Any]) -> str:
     return page.html()
 
 
-def _title(values: Mapping[str, Any], metric: str) -> str:
+def _title(values: Values, metric: str) -> str:
     return next(m["title"] for m in values["metrics"] if m["name"] == metric)
 
 
-def _arrow(values: Mapping[str, Any], metric: str) -> str:
+def _arrow(values: Values, metric: str) -> str:
     higher = next(m["higher_is_better"] for m in values["metrics"] if m["name"] == metric)
     return "higher is better" if higher else "lower is better"
 
@@ -65,7 +65,7 @@ def _shown(value: float | None) -> str:
 # -------------------------------------------------------------------------------------------------- the pictures
 
 
-def _dots(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def _dots(page: Page, values: Values, rows: Sequence[Row]) -> None:
     """Every run of every row by the metric that decides, the paper's order beside the labels."""
     metric = values["decide"]["metric"]
     drawn = [_dot_row(row, metric) for row in rows if metric in row["metrics"]]
@@ -95,7 +95,7 @@ def _dot_row(row: Row, metric: str) -> DotRow:
     )
 
 
-def _differences(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def _differences(page: Page, values: Values, rows: Sequence[Row]) -> None:
     """Differences from the reference with their intervals, a picture for every metric."""
     page.heading("Differences, with what other seeds and examples might have made of them")
     for metric in (m["name"] for m in values["metrics"]):
@@ -106,14 +106,14 @@ def _differences(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> 
             page.figure(dot_chart(drawn, label=f"differences in {_title(values, metric)}", rule=0.0), caption, folded)
 
 
-def _difference_row(row: Row, said: Mapping[str, Any]) -> DotRow:
-    unseen = said["word"] == "no difference seen"
-    words = f"{said['value']:+.3g} {'none seen' if unseen else said['word']}"
+def _difference_row(row: Row, verdict: Values) -> DotRow:
+    unseen = verdict["word"] == "no difference seen"
+    words = f"{verdict['value']:+.3g} {'none seen' if unseen else verdict['word']}"
     name = f"{row['label']} − {row['against']}"
-    return DotRow(name, (), said["value"], said["low"], said["high"], words, is_quiet=unseen)
+    return DotRow(name, (), verdict["value"], verdict["low"], verdict["high"], words, is_quiet=unseen)
 
 
-def _curves(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def _curves(page: Page, values: Values, rows: Sequence[Row]) -> None:
     series = [Series(row["label"], middle, band=band) for row in rows for middle, band in [_banded(row["curves"])]]
     if any(s.points for s in series):
         page.heading("On the way")
@@ -123,7 +123,7 @@ def _curves(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
         )
 
 
-def _banded(curves: Sequence[Mapping[str, Any]]) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
+def _banded(curves: Sequence[Values]) -> tuple[list[tuple[float, float]], list[tuple[float, float, float]]]:
     """(medians, ranges) at the points that all seeds have."""
     by_x: dict[float, list[float]] = {}
     for curve in curves:
@@ -155,7 +155,7 @@ def _layers(page: Page, rows: Sequence[Row]) -> None:
 # ----------------------------------------------------------------------------------------------------- the tables
 
 
-def _table(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def _table(page: Page, values: Values, rows: Sequence[Row]) -> None:
     page.heading("The table")
     names = [m["name"] for m in values["metrics"] if any(m["name"] in row["metrics"] for row in rows)]
     costs = (("minutes", "minutes"), ("tokens", "tokens"), ("parameters", "parameters"), ("flops", "FLOPs"))
@@ -196,7 +196,7 @@ def _cost(value: float | None) -> str:
     return f"{value:.3g}"
 
 
-def _paper(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def _paper(page: Page, values: Values, rows: Sequence[Row]) -> None:
     figures = list(dict.fromkeys(name for row in rows for name in row["paper"]))
     if not figures:
         return
@@ -214,7 +214,7 @@ def _paper(page: Page, values: Mapping[str, Any], rows: Sequence[Row]) -> None:
     )
 
 
-def _broken(page: Page, values: Mapping[str, Any]) -> None:
+def _broken(page: Page, values: Values) -> None:
     lines = [
         [row["label"], seed, "; ".join(faults)] for row in values["rows"] for seed, faults in row["broken"].items()
     ]
@@ -224,7 +224,7 @@ def _broken(page: Page, values: Mapping[str, Any]) -> None:
         page.text("They are in no median, interval or verdict above.")
 
 
-def _settings(page: Page, values: Mapping[str, Any]) -> None:
+def _settings(page: Page, values: Values) -> None:
     page.heading("What differs")
     lines = []
     for row in values["rows"]:
@@ -241,7 +241,7 @@ def _settings(page: Page, values: Mapping[str, Any]) -> None:
         page.lines(notes)
 
 
-def _reading(values: Mapping[str, Any]) -> list[str]:
+def _reading(values: Values) -> list[str]:
     decide = values["decide"]
     lines = [
         f"Scale {values['scale']}: {values['scale_about']}." if values["scale_about"] else f"Scale {values['scale']}.",

@@ -19,6 +19,7 @@ from remask import artifacts
 from remask.config import build_values, dump, fingerprint, merge
 from remask.errors import ConfigError, MissingInputError
 from remask.pretraining.settings import PretrainRun
+from remask.schema import Json, Values
 from remask.studies.settings import MEASURES, ScaleSettings, StudyRow, StudyRun, scale_settings
 from remask.tasks.kinds import task_files
 from remask.tune.settings import FinetuneRun, recipe_of
@@ -51,7 +52,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """All cells of a study."""
 
     study: StudyRun
@@ -75,7 +76,7 @@ class Plan:
         return None if cell.origin is None else self.cell(cell.origin, cell.seed)
 
 
-def make_plan(study: StudyRun) -> Plan:
+def make_plan(study: StudyRun) -> StudyPlan:
     """Every row is built, so that every mistake in a definition shows here; those that need others come last."""
     scale = scale_settings(study.scale)
     shared = study.settings if study.base else merge(scale.settings, study.settings)
@@ -88,11 +89,11 @@ def make_plan(study: StudyRun) -> Plan:
             cells.append(Cell(label, seed, row, own, _variant(row), row.start_from or row.model_of))
     for label, row in study.rows.items():
         for task in tasks_of(study):
-            tuned(Plan(study, scale, ()), task, row, f"{study.name}: rows.{label}.tune")
-    return Plan(study, scale, tuple(sorted(cells, key=lambda cell: cell.origin is not None)))
+            tuned(StudyPlan(study, scale, ()), task, row, f"{study.name}: rows.{label}.tune")
+    return StudyPlan(study, scale, tuple(sorted(cells, key=lambda cell: cell.origin is not None)))
 
 
-def _run_of(study: StudyRun, label: str, base: str | None, shared: Mapping[str, Any]) -> PretrainRun:
+def _run_of(study: StudyRun, label: str, base: str | None, shared: Values) -> PretrainRun:
     row = study.rows[label]
     place = f"{study.name}: rows.{label}.settings"
     values = merge(shared, row.settings)
@@ -124,14 +125,14 @@ def _multiplied(before: PretrainRun, key: str, factor: float, place: str) -> flo
     return max(unit, round(value * factor / unit) * unit)
 
 
-def _at(values: Mapping[str, Any], key: str) -> Any:
-    found: Any = values
+def _at(values: Values, key: str) -> Any:
+    value: Any = values
     for part in key.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
 
 
-def _nested(key: str, value: Any) -> dict[str, Any]:
+def _nested(key: str, value: Any) -> Json:
     for part in reversed(key.split(".")):
         value = {part: value}
     return value
@@ -148,7 +149,7 @@ def tasks_of(study: StudyRun) -> list[str]:
     return [evaluation for evaluation in study.evaluations if evaluation not in MEASURES]
 
 
-def tuned(plan: Plan, task: str, row: StudyRow, place: str, **given: Any) -> FinetuneRun:
+def tuned(plan: StudyPlan, task: str, row: StudyRow, place: str, **given: Any) -> FinetuneRun:
     """The fine-tuning of a task: its recipe, below what scale, study and row say."""
     values: Any = {"task": task, "max_train": plan.scale.max_train, "max_dev": plan.scale.max_dev}
     for word in recipe_of(task):
@@ -184,7 +185,7 @@ def task_folder(tasks: str | None, task: str) -> Path:
 # ------------------------------------------------------------------------------------------------- fingerprints
 
 
-def cell_fingerprint(plan: Plan, cell: Cell, data: Mapping[Variant, Path]) -> str:
+def cell_fingerprint(plan: StudyPlan, cell: Cell, data: Mapping[Variant, Path]) -> str:
     """What the result follows from."""
     study, scale = plan.study, plan.scale
     run = dump(cell.run)

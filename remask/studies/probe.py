@@ -14,7 +14,6 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from remask.artifacts import write_bytes
 from remask.config import to_yaml
@@ -22,8 +21,9 @@ from remask.errors import GaveUpError
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
 from remask.reports.runs import read_run
+from remask.schema import Values
 from remask.studies.cells import Place
-from remask.studies.plan import Cell, Plan, Variant, tasks_of, tokens_of, tuned
+from remask.studies.plan import Cell, StudyPlan, Variant, tasks_of, tokens_of, tuned
 
 PROBE_STEPS = 12
 _WARM_STEPS = 4  # the first ones are slower
@@ -38,9 +38,9 @@ Times = dict[tuple[str, int], float]
 
 
 def cell_minutes(
-    plan: Plan,
+    plan: StudyPlan,
     places: Mapping[tuple[str, int], Place],
-    results: Mapping[tuple[str, int], Mapping[str, Any] | None],
+    results: Mapping[tuple[str, int], Values | None],
     data: Mapping[Variant, Path],
     progress: Progress,
 ) -> Times:
@@ -63,7 +63,7 @@ def cell_minutes(
     return minutes
 
 
-def _known(plan: Plan, results: Mapping[tuple[str, int], Mapping[str, Any] | None]) -> dict[str, float]:
+def _known(plan: StudyPlan, results: Mapping[tuple[str, int], Values | None]) -> dict[str, float]:
     """The median over the finished seeds of a row."""
     known = {}
     for label, row in plan.study.rows.items():
@@ -107,7 +107,7 @@ def _flops_per_token(run: PretrainRun, vocab_size: int) -> float:
     return _TRAINING * sum(cost.flops_per_token(model, heads, run.data.length).values())
 
 
-def _evaluation_flops(plan: Plan, cell: Cell) -> float:
+def _evaluation_flops(plan: StudyPlan, cell: Cell) -> float:
     """Arithmetic of BLiMP and of the fine-tunings; the rest is little."""
     forward = _flops_per_token(cell.run, plan.scale.vocab_size) / _TRAINING
     tokens = 0.0

@@ -11,15 +11,15 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from remask.config import differences
 from remask.reports.statistics import Difference, compare, holm, in_words, verdict
+from remask.schema import Json, Values
 from remask.studies.cells import Place, read_examples, read_result
 from remask.studies.data import MAX_LEAK, leaked_share
-from remask.studies.plan import Plan
+from remask.studies.plan import StudyPlan
 from remask.studies.settings import StudyRun, metrics_of
 
 TITLES = {
@@ -33,7 +33,7 @@ _CROSSED = {"better": "better", "worse": "worse", "no difference seen": "same"}
 Key = tuple[str, int]
 
 
-def summarise(plan: Plan, places: Mapping[Key, Place], out: Path, crashed: Mapping[Key, str]) -> dict[str, Any]:
+def summarise(plan: StudyPlan, places: Mapping[Key, Place], out: Path, crashed: Mapping[Key, str]) -> Json:
     """The whole table."""
     study = plan.study
     table = _Table(plan, places, out, crashed)
@@ -64,7 +64,7 @@ def summarise(plan: Plan, places: Mapping[Key, Place], out: Path, crashed: Mappi
 class _Table:
     """All cells of a study as they are on the disk."""
 
-    def __init__(self, plan: Plan, places: Mapping[Key, Place], out: Path, crashed: Mapping[Key, str]) -> None:
+    def __init__(self, plan: StudyPlan, places: Mapping[Key, Place], out: Path, crashed: Mapping[Key, str]) -> None:
         self.plan, self.places, self.out, self.crashed = plan, places, out, crashed
         self.results = {key: read_result(place) for key, place in places.items()}
         self.metrics = [metric for evaluation in plan.study.evaluations for metric in metrics_of(evaluation)]
@@ -97,7 +97,7 @@ class _Table:
             self._examples[key] = read_examples(self.places[key].folder)
         return self._examples[key].get(metric)
 
-    def row(self, label: str) -> dict[str, Any]:
+    def row(self, label: str) -> Json:
         study, row = self.plan.study, self.plan.study.rows[label]
         sound = self.sound(label)
         results = [result for seed in sound if (result := self.results[label, seed]) is not None]
@@ -135,18 +135,18 @@ class _Table:
 
     # ------------------------------------------------------------------------------------------------- verdicts
 
-    def add_verdicts(self, rows: Sequence[dict[str, Any]]) -> None:
+    def add_verdicts(self, rows: Sequence[Json]) -> None:
         """Every row against its reference by every metric; p values are corrected over the rows of the table."""
         for metric in self.metrics:
-            found = {row["label"]: d for row in rows if (d := self._difference(row, metric)) is not None}
-            main = [row["label"] for row in rows if row["label"] in found and not row["note"]]
-            corrected = dict(zip(main, holm([found[label].p for label in main]), strict=True))
+            differences = {row["label"]: d for row in rows if (d := self._difference(row, metric)) is not None}
+            main = [row["label"] for row in rows if row["label"] in differences and not row["note"]]
+            corrected = dict(zip(main, holm([differences[label].p for label in main]), strict=True))
             for row in rows:
-                if (difference := found.get(row["label"])) is not None:
+                if (difference := differences.get(row["label"])) is not None:
                     p = corrected.get(row["label"], difference.p)
                     row["verdicts"][metric] = self._worded(metric, difference, p)
 
-    def _difference(self, row: Mapping[str, Any], metric: str) -> Difference | None:
+    def _difference(self, row: Values, metric: str) -> Difference | None:
         """None: nothing to compare with, or not two sound seeds that both rows have."""
         label, reference = row["label"], row["against"]
         if reference is None:
@@ -159,7 +159,7 @@ class _Table:
             return None
         return compare(np.stack(arrays[len(both) :]), np.stack(arrays[: len(both)]))
 
-    def _worded(self, metric: str, difference: Difference, p: float) -> dict[str, Any]:
+    def _worded(self, metric: str, difference: Difference, p: float) -> Json:
         study = self.plan.study
         higher = study.higher_is_better(metric)
         words = in_words(difference, p=p, higher_is_better=higher)
@@ -186,7 +186,7 @@ def _median(values: Sequence[float]) -> float | None:
 # -------------------------------------------------------------------------------- the paper's order and expectations
 
 
-def _rank_by_paper(study: StudyRun, rows: Sequence[dict[str, Any]]) -> None:
+def _rank_by_paper(study: StudyRun, rows: Sequence[Json]) -> None:
     """The place of each row in the paper's order, 1 the best; None: it has no such figure."""
     by = study.paper.by
     given = [row for row in rows if by in row["paper"]]
@@ -197,7 +197,7 @@ def _rank_by_paper(study: StudyRun, rows: Sequence[dict[str, Any]]) -> None:
         row["beside_expected"] = _beside_expected(row)
 
 
-def _beside_paper(study: StudyRun, row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+def _beside_paper(study: StudyRun, row: Values, rows: Sequence[Values]) -> str:
     """Whether the paper's difference is seen here too, said plainly."""
     by, reference = study.paper.by, next((r for r in rows if r["label"] == row["against"]), None)
     ours = row["verdicts"].get(row["decide"])
@@ -216,7 +216,7 @@ def _beside_paper(study: StudyRun, row: Mapping[str, Any], rows: Sequence[Mappin
     return f"disagrees: {figures}, {ours['word']} here"
 
 
-def _beside_expected(row: Mapping[str, Any]) -> str:
+def _beside_expected(row: Values) -> str:
     ours = row["verdicts"].get(row["decide"])
     if row["expected"] is None:
         return ""
@@ -228,17 +228,17 @@ def _beside_expected(row: Mapping[str, Any]) -> str:
     return f"expected {row['expected']}, came out: {ours['word']}"
 
 
-def _findings(study: StudyRun, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _findings(study: StudyRun, rows: Sequence[Values]) -> list[str]:
     """A line for every row: the verdict of the metric that decides, beside the paper and what was expected."""
     lines = []
     for row in rows:
         metric = TITLES.get(row["decide"], row["decide"])
-        said = row["verdicts"].get(row["decide"])
+        verdict = row["verdicts"].get(row["decide"])
         if row["broken"]:
             lines.append(f"{row['label']}: {len(row['broken'])} of {study.seeds} runs are no results")
-        if said is None:
+        if verdict is None:
             continue
         beside = [text for text in (row["beside_paper"], row["beside_expected"]) if text]
-        first = f"{row['label']} against {row['against']}, {metric}: {said['words']}"
+        first = f"{row['label']} against {row['against']}, {metric}: {verdict['words']}"
         lines.append(". ".join([first, *(text[0].upper() + text[1:] for text in beside)]) + ".")
     return lines

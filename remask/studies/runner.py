@@ -15,15 +15,15 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from remask import artifacts, signals
 from remask.config import to_yaml
 from remask.errors import Stopped
 from remask.progress import Progress, duration
+from remask.schema import Json
 from remask.studies.cells import Place, make_cell, place_of, read_result
 from remask.studies.data import open_data
-from remask.studies.plan import Plan, Variant, make_plan, numbered
+from remask.studies.plan import StudyPlan, Variant, make_plan, numbered
 from remask.studies.settings import PARENT_VARIABLE, StudyRun
 from remask.workers import num_cores, run_tasks
 
@@ -41,7 +41,7 @@ class _Job:
     log: str
 
 
-def study(run: StudyRun, out: Path, *, progress: Progress) -> dict[str, Any]:
+def study(run: StudyRun, out: Path, *, progress: Progress) -> Json:
     """All cells that are not finished, then the page. What is in OUT/NAME.json comes back."""
     from remask.studies.page import study_page
     from remask.studies.results import summarise
@@ -63,7 +63,7 @@ def study(run: StudyRun, out: Path, *, progress: Progress) -> dict[str, Any]:
     }
 
 
-def study_cell(run: StudyRun, out: Path, row: str, seed: int, *, progress: Progress) -> dict[str, Any]:
+def study_cell(run: StudyRun, out: Path, row: str, seed: int, *, progress: Progress) -> Json:
     """Just one cell, for a cluster's job array and for the processes that `study` starts."""
     plan = make_plan(run)
     cell = plan.cell(numbered(run, row), seed)
@@ -74,7 +74,7 @@ def study_cell(run: StudyRun, out: Path, row: str, seed: int, *, progress: Progr
     return {"folder": str(place.folder), **{key: result[key] for key in shown if key in result}}
 
 
-def _places(plan: Plan, out: Path, data: Mapping[Variant, Path]) -> dict[tuple[str, int], Place]:
+def _places(plan: StudyPlan, out: Path, data: Mapping[Variant, Path]) -> dict[tuple[str, int], Place]:
     return {(cell.label, cell.seed): place_of(plan, cell, out, data) for cell in plan.cells}
 
 
@@ -82,7 +82,7 @@ def _places(plan: Plan, out: Path, data: Mapping[Variant, Path]) -> dict[tuple[s
 
 
 def _do(
-    plan: Plan, places: Mapping[tuple[str, int], Place], out: Path, progress: Progress
+    plan: StudyPlan, places: Mapping[tuple[str, int], Place], out: Path, progress: Progress
 ) -> dict[tuple[str, int], str]:
     """Every unfinished cell as a process; those that start from another's model after all others. Gives what crashed,
     with its last words."""
@@ -145,7 +145,7 @@ def _last_line(log: Path) -> str:
 # -------------------------------------------------------------------------------------------------- how long
 
 
-def estimate(run: StudyRun, out: Path, *, progress: Progress) -> dict[str, Any]:
+def estimate(run: StudyRun, out: Path, *, progress: Progress) -> Json:
     """How long the study will take here. The text is prepared (the study goes on from there), a few steps of the
     reference row are timed, and other rows count by their arithmetic. Cells that are done need no time, and once some
     are done their own times count."""

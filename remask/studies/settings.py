@@ -8,12 +8,13 @@ rows become (plan), doing them (runner), what is said of them (results, page).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
 from remask.config import Config, build_run, runs_folder, setting
 from remask.errors import ConfigError
+from remask.schema import Json
 from remask.tasks.specs import TASKS
 from remask.workers import Engine
 
@@ -42,12 +43,12 @@ def metrics_of(evaluation: str) -> tuple[str, ...]:
 class StudyRow(Config):
     """One row of a table: what differs from all others."""
 
-    settings: dict[str, Any] = setting({}, "settings of the pretraining run, as a run file has them")
+    settings: Json = setting({}, "settings of the pretraining run, as a run file has them")
     times: dict[str, float] = setting(
         {}, "dotted settings of the pretraining run that are multiplied, so that a row fits every scale"
     )
-    tune: dict[str, Any] = setting({}, "settings of every fine-tuning run")
-    tokenizer: dict[str, Any] = setting({}, "settings of the vocabulary (prepare's tokenizer:); needs --corpus")
+    tune: Json = setting({}, "settings of every fine-tuning run")
+    tokenizer: Json = setting({}, "settings of the vocabulary (prepare's tokenizer:); needs --corpus")
     start_from: str | None = setting(None, "the row whose model, of the same seed, the training goes on from")
     model_of: str | None = setting(None, "the row whose model is taken as it is: only fine-tuning differs")
     against: str | None = setting(None, "the row that it is compared with; null: the study's reference")
@@ -81,8 +82,8 @@ class StudyRun(Config):
     base: str | None = setting(
         None, "what all rows start from: a name of runs/bases or a file; null: the network and recipe of the scale"
     )
-    settings: dict[str, Any] = setting({}, "settings of the pretraining run that all rows share")
-    tune: dict[str, Any] = setting({}, "settings of every fine-tuning run that all rows share")
+    settings: Json = setting({}, "settings of the pretraining run that all rows share")
+    tune: Json = setting({}, "settings of every fine-tuning run that all rows share")
     rows: dict[str, StudyRow] = setting(..., "the rows by their labels, in the order of the page", min_length=2)
     reference: str | None = setting(None, "the row that others are compared with; null: the first")
     evaluations: tuple[str, ...] = setting(
@@ -146,9 +147,9 @@ class ScaleSettings(Config):
 
     about: str = setting("", "what it is meant for")
     base: str | None = setting(None, "a name of runs/bases")
-    settings: dict[str, Any] = setting({}, "settings of the pretraining run")
+    settings: Json = setting({}, "settings of the pretraining run")
     vocab_size: int = setting(16384, "entries of a vocabulary that the study trains", ge=300)
-    tune: dict[str, Any] = setting({}, "settings of every fine-tuning run")
+    tune: Json = setting({}, "settings of every fine-tuning run")
     max_train: int | None = setting(None, "examples of a task that are trained on at most", ge=1)
     max_dev: int | None = setting(None, "examples of a task that are scored at most", ge=1)
     max_pairs: int | None = setting(None, "BLiMP: pairs of each paradigm", ge=1)

@@ -11,10 +11,14 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remask.streams import UTF8, Damaged, open_stream
 from remask.tables.form import NO_COLUMN, NOT_UTF8, Fault, Record, lacking_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 ROWS = 256
 _STATE, _INFO, _PARTS = "state.json", "dataset_info.json", "dataset_dict.json"
@@ -58,12 +62,14 @@ def arrow_records(
             raise Damaged("damaged file", f"{type(error).__name__}: {error}"[:200]) from error
 
 
-def _arrow_batches(mapped: Any, columns: Sequence[str] | None, texts: Sequence[str]) -> Iterator[Any]:
+def _arrow_batches(
+    mapped: pa.MemoryMappedFile, columns: Sequence[str] | None, texts: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
     import pyarrow as pa
 
     try:
         opened: Any = pa.ipc.open_stream(mapped)
-        batches: Iterator[Any] = iter(opened)
+        batches: Iterator[pa.RecordBatch] = iter(opened)
     except pa.ArrowInvalid:
         mapped.seek(0)
         opened = pa.ipc.open_file(mapped)
@@ -75,7 +81,7 @@ def _arrow_batches(mapped: Any, columns: Sequence[str] | None, texts: Sequence[s
             yield batch.slice(start, ROWS)
 
 
-def _check_schema(schema: Any, columns: Sequence[str] | None, texts: Sequence[str]) -> None:
+def _check_schema(schema: pa.Schema, columns: Sequence[str] | None, texts: Sequence[str]) -> None:
     import pyarrow as pa
 
     if lacking := lacking_columns(columns or (), schema.names):
@@ -92,7 +98,7 @@ def _check_schema(schema: Any, columns: Sequence[str] | None, texts: Sequence[st
             raise Damaged(NO_COLUMN, f"column {name} holds {kind}, not text")
 
 
-def _check_growth(metadata: Any, start: int, end: int, max_expansion: float) -> None:
+def _check_growth(metadata: pq.FileMetaData, start: int, end: int, max_expansion: float) -> None:
     for index in range(start, end):
         group = metadata.row_group(index)
         packed = sum(group.column(column).total_compressed_size for column in range(group.num_columns))
@@ -100,7 +106,9 @@ def _check_growth(metadata: Any, start: int, end: int, max_expansion: float) -> 
             raise Damaged("compression bomb", f"{group.total_byte_size:,} bytes from {packed:,}")
 
 
-def batch_records(batches: Iterator[Any], row: int, columns: Sequence[str] | None) -> Iterator[Record | Fault]:
+def batch_records(
+    batches: Iterator[pa.RecordBatch], row: int, columns: Sequence[str] | None
+) -> Iterator[Record | Fault]:
     """Rows of record batches, numbered from `row` + 1; the columns in the order in which they are asked for."""
     for batch in batches:
         batch = batch.select(list(columns)) if columns is not None else batch
@@ -118,7 +126,7 @@ def batch_records(batches: Iterator[Any], row: int, columns: Sequence[str] | Non
             yield Record(dict(zip(names, cells, strict=True)), row)
 
 
-def _odd_record(batch: Any, row: int) -> Record | Fault:
+def _odd_record(batch: pa.RecordBatch, row: int) -> Record | Fault:
     """A row of a batch in which some text is none."""
     import pyarrow as pa
 

@@ -183,8 +183,8 @@ def guess_delimiter(sample: Sequence[str], usual: str, quoted: bool) -> str:
         return [len(row) for row in (rows[:-1] if len(sample) == _SAMPLE_LINES else rows)]
 
     def fits(delimiter: str) -> int:
-        found = widths(delimiter)
-        return found[0] if found and len(set(found)) == 1 and found[0] > 1 else 0
+        columns = widths(delimiter)
+        return columns[0] if columns and len(set(columns)) == 1 and columns[0] > 1 else 0
 
     if fits(usual):
         return usual

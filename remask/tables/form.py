@@ -9,11 +9,12 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import BeforeValidator, field_validator
 
 from remask.config import Config, setting
+from remask.schema import Json
 from remask.streams import UTF8
 
 TABLE_KINDS = {
@@ -82,7 +83,7 @@ class OtherForm(Config):
 class Record:
     """One row. Bytes that are no text stand in its values as lone surrogates, and `undecodable` says so."""
 
-    values: dict[str, Any]
+    values: Json
     number: int  # its first line, or its row in a file without lines; from 1
     offset: int = 0  # its first byte, in what the file unpacks to
     undecodable: str = ""
@@ -99,7 +100,7 @@ class Fault:
     fatal: bool = False
 
 
-def lacking_columns(wanted: Sequence[str], there: Sequence[Any]) -> str:
+def lacking_columns(wanted: Sequence[str], there: Sequence[object]) -> str:
     """Empty, or which of the wanted columns are not there, and what is."""
     missing = [name for name in wanted if name not in there]
     if not missing:

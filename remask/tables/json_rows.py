@@ -84,7 +84,7 @@ def begins_as_lines(first: bytes) -> bool:
     return bool(rest.strip(_BLANK)) or not lists
 
 
-def _holds_objects(value: Any) -> bool:
+def _holds_objects(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
 
 
@@ -140,6 +140,7 @@ def _objects(blocks: Iterator[bytes], limit: int) -> Iterator[tuple[int, bytes |
     lists: list[str] = []  # by the names that the outer object gives them
     key = b""
     inside = 0  # how many brackets are open around the elements; 0: not in their list
+    is_first = False  # whether no element of this list was seen: a list of anything but objects holds no rows
     start = last = 0  # of the element that is open; after the one before it
     dropped = False
     while (token := scan.token()) is not None:
@@ -147,13 +148,21 @@ def _objects(blocks: Iterator[bytes], limit: int) -> Iterator[tuple[int, bytes |
         if mark in (b"[", b"{"):
             opened.append(mark)
             if not inside and opened in ([b"["], [b"{", b"["]):
-                lists.append(key.decode(UTF8, "replace"))
-                if len(lists) > 1:
-                    raise Damaged("several lists", f"holds several lists ({', '.join(lists)}); rows must be in one")
-                inside, last = len(opened), end
+                inside, last, is_first = len(opened), end, True
+                if inside == 1:
+                    lists.append("")
             elif inside and len(opened) == inside + 1:
-                _check_gap(scan.between(last, end if mark == b"[" else begin), begin)
-                start, dropped = begin, False
+                gap = scan.between(last, end if mark == b"[" else begin)
+                if is_first and inside == 2 and gap.strip(_BLANK):
+                    inside = 0
+                else:
+                    _check_gap(gap, begin)
+                    start, dropped = begin, False
+                    if is_first and inside == 2:
+                        lists.append(key.decode(UTF8, "replace"))
+                    if len(lists) > 1:
+                        raise Damaged("several lists", f"holds several lists ({', '.join(lists)}); rows must be in one")
+                is_first = False
         elif mark in (b"]", b"}"):
             if not opened or opened.pop() != (b"[" if mark == b"]" else b"{"):
                 raise Damaged(DAMAGED, f"not JSON: byte {begin}: {mark.decode()} closes nothing")
@@ -161,7 +170,8 @@ def _objects(blocks: Iterator[bytes], limit: int) -> Iterator[tuple[int, bytes |
                 yield start, None if dropped else scan.between(start, end)
                 last = end
             elif inside and len(opened) == inside - 1:
-                _check_gap(scan.between(last, begin), begin)
+                if not is_first or inside == 1:
+                    _check_gap(scan.between(last, begin), begin)
                 inside = 0
         elif not inside and opened == [b"{"]:
             key = mark[1:-1]

@@ -11,12 +11,13 @@ import contextlib
 import difflib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from remask.errors import ConfigError, DataError, MissingInputError
+from remask.schema import Values
 from remask.streams import BLOCK, COMPRESSIONS, UTF8, Damaged, as_utf8, open_stream, split_name
 from remask.tables import form as forms
 from remask.tables.columnar import arrow_records, dataset_files, parquet_records
@@ -33,7 +34,7 @@ OnBad = Callable[[int, str], None]
 OnNote = Callable[[str], None]
 
 
-class Part(Protocol):
+class FilePart(Protocol):
     """A file, or a part of one that can be read alone: bytes of JSON lines, row groups of Parquet."""
 
     @property
@@ -63,7 +64,7 @@ class Whole:
 
 
 def read_records(
-    part: Part, form: TableForm, *, limit: int, strict: bool = True, max_expansion: float = MAX_EXPANSION,
+    part: FilePart, form: TableForm, *, limit: int, strict: bool = True, max_expansion: float = MAX_EXPANSION,
     columns: Sequence[str] | None = None, texts: Sequence[str] = (), on_delimiter: Callable[[str], None] | None = None,
 ) -> Iterator[Record | Fault]:  # fmt: skip
     """Every row once; `Damaged` where nothing can be read on from. `columns`: only these, in this order; a row or file
@@ -123,7 +124,7 @@ def _renumbered(record: Record | Fault, row: int) -> Record | Fault:
 class Cells:
     """One row as the file has it."""
 
-    values: Mapping[str, Any]
+    values: Values
     place: str
     number: int = 0  # its first line, or its row where a file has no lines; from 1
 
@@ -197,7 +198,7 @@ class _LikelyEncoding:
         if self._likely is None:
             self._likely = self._guess()
         name = "UTF-8" if self._form.encoding == UTF8 else self._form.encoding
-        hint = f"; the file looks like {self._likely}: give --encoding {self._likely}"
+        hint = f"; the file looks like {self._likely}: give --encoding {self._likely.partition(' ')[0]}"
         return f"not {name}{f' ({where})' if where else ''}{hint if self._likely else ''}"
 
     def _guess(self) -> str:
@@ -205,8 +206,14 @@ class _LikelyEncoding:
 
         if self._file.kind not in ("csv", "tsv", "jsonl", "json"):
             return ""
-        found = from_bytes(self._odd_lines()).best()
-        return found.encoding.replace("_", "-") if found is not None and found.encoding != "utf_8" else ""
+        lines = self._odd_lines()
+        likely = [match.encoding.replace("_", "-") for match in from_bytes(lines)][:3]
+        if not likely or likely[0] == "utf-8":
+            return ""
+        # Short texts fit many encodings: of those that fit, the one of Western Europe is by far the most frequent.
+        if lines.decode("cp1252", "replace") == lines.decode(likely[0], "replace"):
+            return "cp1252"
+        return f"cp1252 or {likely[0]}" if "cp1252" in likely[1:] else likely[0]
 
     def _odd_lines(self) -> bytes:
         """The first lines that are not as they should be: the others look alike in most encodings."""
@@ -260,10 +267,10 @@ def unchanged(paths: Iterable[Path]) -> Iterator[None]:
 def _stamp(path: Path) -> tuple[int, ...]:
     """The time of the last change of any kind is kept by the system alone: no program can set it back."""
     try:
-        facts = path.stat()
+        status = path.stat()
     except OSError:
         return ()
-    return facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns if path.is_file() else 0
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns if path.is_file() else 0
 
 
 def require_columns(cells: Cells, columns: Iterable[str]) -> None:

@@ -12,7 +12,7 @@ import csv
 import gzip
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +20,7 @@ from typing import IO, Any
 import orjson
 
 from remask.errors import DataError, UsageError
+from remask.schema import Json, Values
 from remask.tables import table_kind
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -27,7 +28,7 @@ COMPRESSED = (".gz", ".zst")
 _GROUP = 8192  # rows of a Parquet row group
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 
-Row = Mapping[str, Any]
+Row = Values
 Rows = Callable[[], Iterable[Row]]  # may be read more than once
 
 
@@ -91,7 +92,7 @@ def _delimited(
 
     writer = csv.writer(Sink(), lineterminator="\n")
 
-    def joined(values: list[Any]) -> str:
+    def joined(values: Sequence[object]) -> str:
         cells = [guard(cell) for cell in map(shown_cell, values)]
         if kind == "tsv":
             return "\t".join(" ".join(c.replace("\t", " ").splitlines()) for c in cells) + "\n"
@@ -115,7 +116,7 @@ def _escaped(cell: str) -> str:
     return f"'{cell}"
 
 
-def shown_cell(value: Any) -> str:
+def shown_cell(value: object) -> str:
     """A value as a cell of CSV and TSV has it."""
     if value is None:
         return ""
@@ -126,7 +127,7 @@ def shown_cell(value: Any) -> str:
     return _json(value).decode().strip('"')
 
 
-def _json(value: Any) -> bytes:
+def _json(value: object) -> bytes:
     try:
         return orjson.dumps(value, default=str)
     except TypeError:  # an integer beyond 64 bit
@@ -151,7 +152,7 @@ def _write_parquet(target: Path, rows: Rows, columns: Sequence[str], source: Pat
         raise DataError(f"{wrong}: write .jsonl instead of .parquet") from error
 
 
-def _groups(rows: Iterable[Row]) -> Iterator[list[dict[str, Any]]]:
+def _groups(rows: Iterable[Row]) -> Iterator[list[Json]]:
     several = iter(rows)
     while group := [dict(row) for row in islice(several, _GROUP)]:
         yield group
@@ -162,13 +163,13 @@ def _schema(rows: Rows, columns: Sequence[str], source: Path) -> Any:
     import pyarrow
     import pyarrow.parquet
 
-    known: dict[str, Any] = {}
+    known: Json = {}
     if source.suffix.lower() == ".parquet":
         known = {field.name: field for field in pyarrow.parquet.read_schema(source)}
-    found = pyarrow.schema([])
+    schema = pyarrow.schema([])
     fresh = [name for name in columns if name not in known]
     for group in _groups(rows()):
         seen = pyarrow.Table.from_pylist([{name: row.get(name) for name in fresh} for row in group]).schema
-        found = pyarrow.unify_schemas([found, seen], promote_options="permissive")
-    fields = {field.name: field for field in found}
+        schema = pyarrow.unify_schemas([schema, seen], promote_options="permissive")
+    fields = {field.name: field for field in schema}
     return pyarrow.schema([known.get(name) or fields[name] for name in columns])

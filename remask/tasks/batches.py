@@ -8,12 +8,11 @@ example comes once an epoch. A group (the choices of one question) is never spli
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
 from remask.data.order import key_of, permute
-from remask.schema import IGNORE, Batch, BatchSource
+from remask.schema import IGNORE, Batch, BatchSource, Json
 from remask.tasks.rows import Rows
 from remask.tasks.settings import TaskBatchSettings
 
@@ -44,10 +43,10 @@ class TaskBatches(BatchSource):
     def tokens_per_step(self) -> float:
         return float(self._rows.sizes.sum()) / self.steps_per_epoch
 
-    def first_cursor(self) -> dict[str, Any]:
+    def first_cursor(self) -> Json:
         return {"epoch": 0, "step": 0}
 
-    def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]:
+    def take(self, cursor: Json) -> tuple[list[Batch], Json]:
         epoch, step = cursor["epoch"], cursor["step"]
         groups = self.epoch(epoch)[step][self._rank :: self._world_size]
         batches = list(_pieces(self._rows, groups, self._group_lengths, self._pad_id, self._settings.micro_tokens))

@@ -17,7 +17,7 @@ import numpy as np
 
 from remask import signals
 from remask.errors import DataError, MissingInputError
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.tables import read_cells
 from remask.tasks.rows import Frame
 
@@ -29,7 +29,7 @@ _FIELDS = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class MinimalPair:
     """One minimal pair."""
 
     good: str
@@ -46,9 +46,9 @@ def blimp_paths(folder: Path) -> list[Path]:
     return paths
 
 
-def read_blimp(folder: Path, max_pairs: int | None = None) -> list[Pair]:
+def read_blimp(folder: Path, max_pairs: int | None = None) -> list[MinimalPair]:
     """All paradigms below a folder; of each the first `max_pairs`."""
-    pairs: list[Pair] = []
+    pairs: list[MinimalPair] = []
     for path in blimp_paths(folder):
         for number, cells in enumerate(read_cells(path)):
             if max_pairs is not None and number >= max_pairs:
@@ -57,7 +57,7 @@ def read_blimp(folder: Path, max_pairs: int | None = None) -> list[Pair]:
             if not all(isinstance(value, str) and value for value in values):
                 raise DataError(f"{cells.place}: a BLiMP line has {', '.join(_FIELDS)}")
             good, bad, paradigm, term = (str(value) for value in values)
-            pairs.append(Pair(good, bad, paradigm, _CATEGORY_OF.get(term, term)))
+            pairs.append(MinimalPair(good, bad, paradigm, _CATEGORY_OF.get(term, term)))
     return pairs
 
 
@@ -127,18 +127,18 @@ def score_texts(
 
 
 def score_pairs(
-    pairs: Sequence[Pair],
+    pairs: Sequence[MinimalPair],
     log_probs: Callable[[Batch], Array],
     tokenizer: Any,
     frame: Frame,
     advance: Callable[[int], None] = lambda rows: None,
-) -> dict[str, Any]:
+) -> Json:
     """Accuracies."""
     score = score_texts(texts_of(pairs), log_probs, tokenizer, frame, advance)
-    return summarise(pairs, [score[p.good].nats > score[p.bad].nats for p in pairs])
+    return summarise(pairs, [score[p.good].nats - score[p.bad].nats for p in pairs])
 
 
-def texts_of(pairs: Sequence[Pair]) -> set[str]:
+def texts_of(pairs: Sequence[MinimalPair]) -> set[str]:
     return {text for pair in pairs for text in (pair.good, pair.bad)}
 
 
@@ -147,23 +147,40 @@ def num_masked_rows(texts: Iterable[str], tokenizer: Any) -> int:
     return sum(len(ids) for ids in tokenizer.encode_batch(sorted(set(texts))))
 
 
-def summarise(pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, Any]:
-    """Means by paradigm, by category (the mean of its paradigms), and two overall means."""
-    by_paradigm: dict[str, list[bool]] = {}
-    category_of: dict[str, str] = {}
-    for pair, won in zip(pairs, right, strict=True):
-        by_paradigm.setdefault(pair.paradigm, []).append(won)
-        category_of[pair.paradigm] = pair.category
-    paradigms = {name: float(np.mean(wins)) for name, wins in sorted(by_paradigm.items())}
-    categories = {
-        category: float(np.mean([paradigms[name] for name in paradigms if category_of[name] == category]))
+def summarise(pairs: Sequence[MinimalPair], margins: Sequence[float]) -> Json:
+    """Means by paradigm, by category (the mean of its paradigms), and two overall means with their standard errors.
+
+    `margins`: by how much the good sentence is likelier. A tie counts as wrong; `ties_as_half` has the means with ties
+    as half right. The standard errors are those of drawing other pairs of the same paradigms."""
+    margins_N = np.asarray(margins, np.float64)
+    paradigm_N = np.array([pair.paradigm for pair in pairs])
+    category_of = {pair.paradigm: pair.category for pair in pairs}
+    right_N = margins_N > 0
+    wins = {name: right_N[paradigm_N == name] for name in sorted(category_of)}
+    paradigms = {name: float(won.mean()) for name, won in wins.items()}
+    # Of a mean over so many pairs; one pair alone has no spread to tell from.
+    variance_of = {name: float(won.var(ddof=1)) / len(won) if len(won) > 1 else 0.0 for name, won in wins.items()}
+    members = {
+        category: [name for name in paradigms if category_of[name] == category]
         for category in sorted(set(category_of.values()))
     }
+    categories = {category: float(np.mean([paradigms[name] for name in names])) for category, names in members.items()}
+    weights = {name: 1 / (len(members) * len(names)) for names in members.values() for name in names}
+    half = 0.5 * (margins_N == 0)
+    gained = {name: float(half[paradigm_N == name].mean()) for name in paradigms}
+    accuracy, category_mean = float(np.mean(list(paradigms.values()))), float(np.mean(list(categories.values())))
     return {
-        "metrics": {
-            "accuracy": float(np.mean(list(paradigms.values()))),
-            "category_mean": float(np.mean(list(categories.values()))),
+        "metrics": {"accuracy": accuracy, "category_mean": category_mean},
+        "standard_errors": {
+            "accuracy": float(np.sqrt(sum(variance_of.values())) / len(paradigms)),
+            "category_mean": float(np.sqrt(sum(weights[name] ** 2 * variance_of[name] for name in paradigms))),
         },
+        "ties_as_half": {
+            "accuracy": accuracy + float(np.mean(list(gained.values()))),
+            "category_mean": category_mean + sum(weights[name] * gained[name] for name in paradigms),
+        },
+        "ties": int((margins_N == 0).sum()),
+        "score": "pseudo-log-likelihood: every token masked once, the others seen",
         "categories": categories,
         "paradigms": paradigms,
         "pairs": len(pairs),

@@ -7,10 +7,9 @@ was measured is said. Not here: Markdown (export/card).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from remask.schema import Json, Values
 from remask.tasks.metrics import shown_names
 
 CARD_JSON = "card.json"
@@ -39,14 +38,14 @@ _OWN = {
 }  # fmt: skip
 
 
-def task_card(values: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+def task_card(values: Values, run: Values) -> Json:
     """`values`: results.json; `run`: the dumped FinetuneRun."""
-    facts, seeds = values["data"], values["seeds"]
-    data: dict[str, Any] = {"examples trained on": facts["train"], "examples scored": facts["dev"]}
+    counts, seeds = values["data"], values["seeds"]
+    data: Json = {"examples trained on": counts["train"], "examples scored": counts["dev"]}
     files = {"training file": run.get("train_file"), "dev file": run.get("dev_file"), "folder": run.get("data")}
     data |= {name: Path(path).name for name, path in files.items() if path}
-    data |= {f"left out, {reason}": count for reason, count in facts.get("dropped", {}).items()}
-    data |= {f"class {name}": f"{count:,} examples" for name, count in facts.get("classes", {}).items()}
+    data |= {f"left out, {reason}": count for reason, count in counts.get("dropped", {}).items()}
+    data |= {f"class {name}": f"{count:,} examples" for name, count in counts.get("classes", {}).items()}
     metrics = {}
     for name in shown_names(values["spread"], values["metric"]):
         spread = values["spread"][name]
@@ -83,7 +82,7 @@ def _hub_name(task: str) -> str | None:
     return _HUB_NAMES.get(task.split(":")[0])
 
 
-def _dataset(task: str, run: Mapping[str, Any]) -> dict[str, str]:
+def _dataset(task: str, run: Values) -> dict[str, str]:
     """What was scored, as a model index names it."""
     scored = Path(run.get("dev_file") or run.get("train_file") or task)
     own = {"name": scored.name, "type": scored.suffix.lstrip(".") or "table"}
@@ -94,7 +93,7 @@ def _over(count: int) -> str:
     return f", medians over {count} seeds; these weights are those of the best one" if count > 1 else ", with one seed"
 
 
-def _limits(values: Mapping[str, Any]) -> list[str]:
+def _limits(values: Values) -> list[str]:
     """What a user of the model should know before trusting it."""
     limits = [f"Note on the figures: {note}." for note in values["notes"]]
     if cut := values.get("texts_cut"):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remask.errors import ConfigError, DataError
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.tables import Cells, is_saved_dataset
 from remask.tasks import ranking
 from remask.tasks.glue import cut_by_group, read_glue_file
@@ -98,8 +98,8 @@ class Choices(TaskKind[ChoiceQuestion]):
             if not train or not dev:
                 raise DataError(f"task {task}: no question has two candidates to compare")
         notes += [f"{count:,} {text}" for count, text in zip((untrained, unscored), words, strict=True) if count]
-        facts = {"dropped": {"nothing to rank": untrained + unscored}}
-        return Problem(task, self, (), self.metric, train, dev, tuple(notes), facts)
+        counts = {"dropped": {"nothing to rank": untrained + unscored}}
+        return Problem(task, self, (), self.metric, train, dev, tuple(notes), counts)
 
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
@@ -232,7 +232,7 @@ class Choices(TaskKind[ChoiceQuestion]):
         probs_QC = self._probabilities(outputs, items)
         return [Choice(int(probs.argmax()), tuple(probs.tolist())) for probs in probs_QC]
 
-    def named(self, answer: Choice, item: ChoiceQuestion) -> dict[str, Any]:
+    def named(self, answer: Choice, item: ChoiceQuestion) -> Json:
         chosen = answer.index
         return {"prediction": item.options[chosen], "choice": chosen, "score": rounded(answer.scores[chosen])}
 
@@ -242,7 +242,7 @@ class Choices(TaskKind[ChoiceQuestion]):
 
     def _score(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ChoiceQuestion], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    ) -> Json:
         probs_QC, truth = self._probabilities(outputs, items), np.array([q.answer for q in items])
         chosen = probs_QC.argmax(1)
         mistakes = [

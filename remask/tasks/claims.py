@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from remask.errors import DataError
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.tables import Cells, read_cells
 from remask.tasks.blimp import score_texts
 from remask.tasks.rows import Frame
@@ -36,10 +36,10 @@ class Claim:
 
 def read_claims(path: Path) -> list[Claim]:
     """All lines of a file."""
-    found = [_claim(cells) for cells in read_cells(path)]
-    if not found:
+    claims = [_claim(cells) for cells in read_cells(path)]
+    if not claims:
         raise DataError(f"{path}: no claims")
-    return found
+    return claims
 
 
 def _claim(cells: Cells) -> Claim:
@@ -80,7 +80,7 @@ def score_claims(
     tokenizer: Any,
     frame: Frame,
     advance: Callable[[int], None] = lambda rows: None,
-) -> dict[str, Any]:
+) -> Json:
     """Shares of claims that win, over all and by group, and each line with its scores."""
     scores = score_texts((text for claim in claims for text in claim.texts), log_probs, tokenizer, frame, advance)
     sums = [[scores[text].nats for text in claim.texts] for claim in claims]

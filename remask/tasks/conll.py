@@ -37,17 +37,17 @@ def read_sentences(path: Path, settings: TableSettings, *, labelled: bool = True
     if not path.exists():
         raise MissingInputError(f"{path}: no such file")
     table = path.is_dir() or TABLE_KINDS.get(split_name(path.name)[0]) in _WITH_LISTS
-    found = list(_from_table(path, settings, labelled) if table else _from_columns(path, settings, labelled))
-    if not found:
+    sentences = list(_from_table(path, settings, labelled) if table else _from_columns(path, settings, labelled))
+    if not sentences:
         raise DataError(f"{path}: no sentences")
     if not labelled:
-        return found
-    bioes = is_bioes(s.tags or () for s in found)
-    for sentence in found if bioes else ():
+        return sentences
+    bioes = is_bioes(s.tags or () for s in sentences)
+    for sentence in sentences if bioes else ():
         if (fault := bioes_fault(sentence.tags or ())) is not None:
             word = sentence.words[fault]
             raise DataError(f"{sentence.place}: tags with S- and E- are BIOES, but that is broken at {word!r}")
-    return [replace(s, tags=tuple(to_iob2(s.tags or (), bioes=bioes))) for s in found]
+    return [replace(s, tags=tuple(to_iob2(s.tags or (), bioes=bioes))) for s in sentences]
 
 
 def _from_columns(path: Path, settings: TableSettings, labelled: bool) -> Iterator[Sentence]:

@@ -8,10 +8,10 @@ an entity, as in conlleval. Not here: files and tokens (conll.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
+from remask.schema import Json
 from remask.tasks import metrics
 
 _AS_BIOES = {"S": "S", "U": "S", "E": "E", "L": "E", "B": "B", "I": "I", "M": "I"}
@@ -53,23 +53,23 @@ def to_iob2(tags: Sequence[str], *, bioes: bool) -> list[str]:
 
 def entities(tags: Sequence[str], *, single_ends: bool = False) -> list[tuple[str, int, int]]:
     """(type, first word, last word) of every entity. `single_ends`: S- and E- close an entity (BIOES)."""
-    found: list[tuple[str, int, int]] = []
+    spans: list[tuple[str, int, int]] = []
     start, kind = -1, ""
     for place, tag in enumerate([*tags, "O"]):
         prefix, here = split_tag(tag) or ("O", "")
         goes_on = start >= 0 and prefix in "IE" and here == kind
         if start >= 0 and not goes_on:
-            found.append((kind, start, place - 1))
+            spans.append((kind, start, place - 1))
             start = -1
         if start < 0 and prefix != "O":
             start, kind = place, here
         if single_ends and start >= 0 and prefix in "SE":
-            found.append((kind, start, place))
+            spans.append((kind, start, place))
             start = -1
-    return found
+    return spans
 
 
-def score_entities(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Any]:
+def score_entities(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Json:
     """`metrics` (precision, recall, f1 over all entities; accuracy over words), and the tables by type and by tag."""
     types: dict[str, list[int]] = {}
     for true_tags, said_tags in zip(truth, predicted, strict=True):
@@ -78,8 +78,8 @@ def score_entities(truth: Sequence[Sequence[str]], predicted: Sequence[Sequence[
             for kind, _, _ in group:
                 types.setdefault(kind, [0, 0, 0])[column] += 1
     names = sorted(types)
-    right, said, true = (np.array([types[name][i] for name in names], np.int64) for i in range(3))
-    table = metrics.table_from_counts(right, said, true, names)
+    right, num_predicted, true = (np.array([types[name][i] for name in names], np.int64) for i in range(3))
+    table = metrics.table_from_counts(right, num_predicted, true, names)
     tags = sorted({tag for tags in (*truth, *predicted) for tag in tags})
     index = {tag: i for i, tag in enumerate(tags)}
     flat = [np.array([index[tag] for sequence in side for tag in sequence]) for side in (truth, predicted)]

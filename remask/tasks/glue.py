@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from remask.errors import DataError, MissingInputError
+from remask.schema import Values
 from remask.tables import RAGGED_ENDING, Cells, TableForm, read_cells, table_kind
 from remask.tasks.settings import TableSettings
 from remask.tasks.tables import Example, Table, check_labels, examples_of
@@ -32,7 +33,7 @@ class TaskData:
     note: str = ""
 
 
-def find_file(spec: Mapping[str, Any], part: str, folder: Path) -> Path:
+def find_file(spec: Values, part: str, folder: Path) -> Path:
     """The first of a spec's files that is there, in the task's folder or in one below that has its name."""
     tried = [base / name for name in spec[part] for base in (folder / spec["folder"], folder)]
     for path in tried:
@@ -41,7 +42,7 @@ def find_file(spec: Mapping[str, Any], part: str, folder: Path) -> Path:
     raise MissingInputError(f"{folder}: none of {', '.join(spec[part])} is there or in {spec['folder']}/")
 
 
-def read_glue(name: str, spec: Mapping[str, Any], folder: Path) -> TaskData:
+def read_glue(name: str, spec: Values, folder: Path) -> TaskData:
     """Train and dev of one task."""
     train, dev = find_file(spec, "train", folder), find_file(spec, "dev", folder)
     if train == dev:
@@ -55,7 +56,7 @@ def read_glue(name: str, spec: Mapping[str, Any], folder: Path) -> TaskData:
     )
 
 
-def read_glue_file(name: str, spec: Mapping[str, Any], path: Path) -> Table:
+def read_glue_file(name: str, spec: Values, path: Path) -> Table:
     """One labelled file of a task."""
     cells, ragged = _cells(spec, path)
     first = next(cells, None)
@@ -72,7 +73,7 @@ def read_glue_file(name: str, spec: Mapping[str, Any], path: Path) -> Table:
     return Table(path, table.examples, {**table.dropped, **ragged})
 
 
-def _cells(spec: Mapping[str, Any], path: Path) -> tuple[Iterator[Cells], Counter[str]]:
+def _cells(spec: Values, path: Path) -> tuple[Iterator[Cells], Counter[str]]:
     """Rows by column name (by number where the file has no header) and the count of ragged lines left out."""
     ragged: Counter[str] = Counter()
     if path.suffix != ".txt" and table_kind(path) != "tsv":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from remask.errors import ConfigError, DataError, MissingInputError
-from remask.schema import Batch
+from remask.schema import Batch, Json, Values
 from remask.tables import Cells, OnBad, OnNote, read_cells
 from remask.tasks.glue import find_file
 from remask.tasks.records import Record
@@ -98,7 +98,7 @@ class Problem(Generic[ItemT]):
     train: Sequence[ItemT]
     dev: Sequence[ItemT]
     notes: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Labelled(Generic[ItemT]):
 
     items: Sequence[ItemT]
     notes: Sequence[str] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Values = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -242,9 +242,7 @@ class TaskKind(ABC, Generic[ItemT]):
         """Numbers of the items that can be encoded together."""
         return [list(range(len(items)))] if items else []
 
-    def score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]) -> Json:
         """`metrics` by name, the tables behind them, and the mistakes that tell most under `worst`."""
         broken = sum(not np.isfinite(output).all() for output in outputs)
         if broken:
@@ -252,9 +250,7 @@ class TaskKind(ABC, Generic[ItemT]):
         return self._score(outputs, rows, items, labels)
 
     @abstractmethod
-    def _score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]
-    ) -> dict[str, Any]: ...
+    def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]) -> Json: ...
 
     def tested(self, outputs: Sequence[Any], rows: Rows, items: Sequence[ItemT]) -> dict[str, Any]:
         """What else to say about a labelled file that is scored once and for all: tests that take their time."""
@@ -273,7 +269,7 @@ class TaskKind(ABC, Generic[ItemT]):
         """What each item is answered. `refuses`: the model may say that there is no answer."""
 
     @abstractmethod
-    def named(self, answer: Any, item: ItemT) -> dict[str, Any]:
+    def named(self, answer: Any, item: ItemT) -> Json:
         """An answer as the columns of a file."""
 
     @abstractmethod
@@ -284,7 +280,7 @@ class TaskKind(ABC, Generic[ItemT]):
         """Metrics of always giving the most frequent answer of the training items, where there is one."""
         return {}
 
-    def worst(self, rows: Sequence[tuple[int, str, str, float]], items: Sequence[ItemT], by: str) -> dict[str, Any]:
+    def worst(self, rows: Sequence[tuple[int, str, str, float]], items: Sequence[ItemT], by: str) -> Json:
         """The mistakes that tell most, for results.json and the report, from (item, what is true, what was said, how
         bad); `by` says what the last is."""
         records = [

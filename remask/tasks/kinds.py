@@ -11,8 +11,8 @@ import contextlib
 import difflib
 import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -155,6 +155,7 @@ class StoredTask:
     metric: str
     table: TableSettings
     rows: RowSettings
+    prompts: Mapping[str, str] = field(default_factory=dict)  # name -> what stands before a text, see Model.embed
     decode: DecodeSettings = _LIKELIEST  # of a kind that writes
 
     @property
@@ -171,6 +172,7 @@ class StoredTask:
             "table": dump(self.table),
             "rows": dump(self.rows),
             **({"decode": dump(self.decode)} if self.kind.writes else {}),
+            **({"prompts": dict(self.prompts)} if self.prompts else {}),
         }
         return json.dumps(values, indent=1, ensure_ascii=False).encode()
 
@@ -186,8 +188,9 @@ class StoredTask:
             table = TableSettings.model_validate_json(json.dumps(known["table"]))
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
             labels, metric = tuple(known["labels"]), known.get("metric", kind.metric)
+            prompts = checked_prompts(known.get("prompts", {}))
             decode = DecodeSettings.model_validate_json(json.dumps(known.get("decode", {})))
-            return cls(known["task"], kind, labels, metric, table, rows, decode)
+            return cls(known["task"], kind, labels, metric, table, rows, prompts, decode)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
 
@@ -215,6 +218,13 @@ class StoredTask:
             problem,
             facts={"test": len(problem.dev), **problem.facts, "baseline": baseline, **_baseline_words(self.kind)},
         )
+
+
+def checked_prompts(values: object) -> dict[str, str]:
+    """Prompts by name as a file has them; ValueError where they are something else."""
+    if not isinstance(values, Mapping) or not all(isinstance(v, str) for pair in values.items() for v in pair):
+        raise ValueError("prompts must be texts by name")
+    return dict(values)
 
 
 def check_same_labels(problem: Problem, labels: Sequence[str]) -> None:

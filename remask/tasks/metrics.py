@@ -9,11 +9,11 @@ Shapes: N examples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from remask.schema import Json, Values
 from remask.visible import visible
 
 Array = np.ndarray
@@ -90,7 +90,7 @@ def _ratio(over: Array, under: Array) -> Array:
     return np.divide(over, under, out=np.zeros(np.shape(over), np.float64), where=np.asarray(under) > 0)
 
 
-def table_from_counts(right_C: Array, predicted_C: Array, support_C: Array, names: Sequence[str]) -> dict[str, Any]:
+def table_from_counts(right_C: Array, predicted_C: Array, support_C: Array, names: Sequence[str]) -> Json:
     """Per class and micro, macro and weighted averages, from counts of right, predicted and true ones."""
     right, predicted, support = (np.asarray(x, np.float64) for x in (right_C, predicted_C, support_C))
     precision, recall = _ratio(right, predicted), _ratio(right, support)
@@ -112,11 +112,11 @@ def table_from_counts(right_C: Array, predicted_C: Array, support_C: Array, name
     return {"classes": rows, "averages": averages}
 
 
-def class_table(counts_CC: Array, names: Sequence[str]) -> dict[str, Any]:
+def class_table(counts_CC: Array, names: Sequence[str]) -> Json:
     return table_from_counts(np.diag(counts_CC), counts_CC.sum(0), counts_CC.sum(1), names)
 
 
-def classification(truth_N: Array, predicted_N: Array, names: Sequence[str]) -> dict[str, Any]:
+def classification(truth_N: Array, predicted_N: Array, names: Sequence[str]) -> Json:
     """The numbers of a classifier. `f1` is that of the second class where there are two (GLUE), else the macro mean."""
     counts = confusion(truth_N, predicted_N, len(names))
     table = class_table(counts, names)
@@ -129,7 +129,7 @@ def classification(truth_N: Array, predicted_N: Array, names: Sequence[str]) -> 
     }
 
 
-def multilabel(truth_NC: Array, predicted_NC: Array, names: Sequence[str]) -> dict[str, Any]:
+def multilabel(truth_NC: Array, predicted_NC: Array, names: Sequence[str]) -> Json:
     """`accuracy`: all labels of an example right; `f1`: micro over all its decisions."""
     table = multilabel_table(truth_NC, predicted_NC, names)
     return {
@@ -139,7 +139,7 @@ def multilabel(truth_NC: Array, predicted_NC: Array, names: Sequence[str]) -> di
     }
 
 
-def multilabel_table(truth_NC: Array, predicted_NC: Array, names: Sequence[str]) -> dict[str, Any]:
+def multilabel_table(truth_NC: Array, predicted_NC: Array, names: Sequence[str]) -> Json:
     truth, predicted = np.asarray(truth_NC, bool), np.asarray(predicted_NC, bool)
     return table_from_counts((truth & predicted).sum(0), predicted.sum(0), truth.sum(0), names)
 
@@ -147,7 +147,7 @@ def multilabel_table(truth_NC: Array, predicted_NC: Array, names: Sequence[str])
 # -------------------------------------------------------------------------------------------------- calibration
 
 
-def calibration(right_N: Array, confidence_N: Array, num_bins: int = 10) -> dict[str, Any]:
+def calibration(right_N: Array, confidence_N: Array, num_bins: int = 10) -> Json:
     """How far stated confidence is from being right: the expected calibration error and its bins (equal widths)."""
     right, confidence = np.asarray(right_N, np.float64), np.asarray(confidence_N, np.float64)
     place = np.clip(np.ceil(confidence * num_bins).astype(int) - 1, 0, num_bins - 1)
@@ -176,7 +176,7 @@ def interval(share: float, count: int) -> tuple[float, float]:
     return float(max(0.0, middle - reach)), float(min(1.0, middle + reach))
 
 
-def certainty(name: str, spread: Mapping[str, Any], count: int) -> str:
+def certainty(name: str, spread: Values, count: int) -> str:
     """What stands beside a score: the seeds' spread, or one model's interval where the metric is a share."""
     if len(spread["seeds"]) > 1:
         return f"{spread['low']:.4f} to {spread['high']:.4f}"
@@ -186,7 +186,7 @@ def certainty(name: str, spread: Mapping[str, Any], count: int) -> str:
     return f"{low:.4f} to {high:.4f} (95 %)"
 
 
-def shown_names(values: Mapping[str, Any], chosen: str) -> list[str]:
+def shown_names(values: Values, chosen: str) -> list[str]:
     """The metrics to print. With more than two classes f1 and macro_f1 are one number: one of them, `chosen` first."""
     twins = "macro_f1" in values and values.get("f1") == values["macro_f1"]
     left_out = ("macro_f1" if chosen == "f1" else "f1") if twins else ""
@@ -196,7 +196,7 @@ def shown_names(values: Mapping[str, Any], chosen: str) -> list[str]:
 # ---------------------------------------------------------------------------------------------- several seeds
 
 
-def spread(values: Sequence[float]) -> dict[str, Any]:
+def spread(values: Sequence[float]) -> Json:
     """Median, lowest and highest of the same metric over seeds."""
     return {
         "median": float(np.median(values)),
@@ -206,7 +206,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def render(table: Mapping[str, Any]) -> str:
+def render(table: Values) -> str:
     """The per-class table as text: precision, recall, F1, support; then the averages."""
     rows = [(visible(str(name)), row) for part in ("classes", "averages") for name, row in table[part].items()]
     width = max(8, *(min(len(name), 40) for name, _ in rows))

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from remask.data.order import key_of, permute
-from remask.schema import Batch, BatchSource
+from remask.schema import Batch, BatchSource, Json
 from remask.tasks.batches import TaskBatches
 
 
@@ -41,10 +40,10 @@ class MixedBatches(BatchSource):
         tokens = sum(self.quotas[name] * source.tokens_per_step for name, source in self._sources.items())
         return tokens / self.steps_per_epoch
 
-    def first_cursor(self) -> dict[str, Any]:
+    def first_cursor(self) -> Json:
         return {"epoch": 0, "step": 0, "tasks": {name: s.first_cursor() for name, s in self._sources.items()}}
 
-    def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]:
+    def take(self, cursor: Json) -> tuple[list[Batch], Json]:
         epoch, step, inner = cursor["epoch"], cursor["step"], cursor["tasks"]
         name = self.task_of(epoch, step)
         batches, after = self._sources[name].take(inner[name])

@@ -38,13 +38,15 @@ class ChoiceQuestion:
 
 def read_choices(paths: Sequence[Path], form: TableForm | None = None) -> list[ChoiceQuestion]:
     """All questions of some files or RACE folders; every question must have as many options as the first."""
-    found = [question for path in paths for question in _of_path(path, form)]
-    if not found:
+    questions = [question for path in paths for question in _of_path(path, form)]
+    if not questions:
         raise DataError(f"{', '.join(str(p) for p in paths)}: no questions")
-    for question in found:
-        if len(question.options) != len(found[0].options):
-            raise DataError(f"{question.place}: {len(question.options)} options, the first has {len(found[0].options)}")
-    return found
+    for question in questions:
+        if len(question.options) != len(questions[0].options):
+            raise DataError(
+                f"{question.place}: {len(question.options)} options, the first has {len(questions[0].options)}"
+            )
+    return questions
 
 
 def _of_path(path: Path, form: TableForm | None) -> Iterator[ChoiceQuestion]:
@@ -97,7 +99,7 @@ def _questions(cells: Cells, group: str) -> Iterator[ChoiceQuestion]:
         yield ChoiceQuestion(article, question, tuple(options), _answer(answer, len(options), place), group, place)
 
 
-def _answer(value: Any, count: int, place: str) -> int:
+def _answer(value: object, count: int, place: str) -> int:
     if isinstance(value, str) and len(value.strip()) == 1 and value.strip().isalpha():
         value = ord(value.strip().upper()) - ord("A")
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from remask.errors import DataError
+from remask.schema import Json, Values
 from remask.tables import Cells, read_cells
 from remask.tasks.race import ChoiceQuestion
 from remask.tasks.tables import Example
@@ -76,7 +76,7 @@ def read_wsc(path: Path, *, training: bool) -> tuple[list[ChoiceQuestion], int]:
     return questions, left_out
 
 
-def _example(cells: Cells) -> dict[str, Any]:
+def _example(cells: Cells) -> Json:
     values, target = cells.values, cells.values.get("target")
     if not isinstance(target, Mapping) or not isinstance(values.get("text"), str):
         raise DataError(
@@ -99,18 +99,18 @@ def _around(text: str, pronoun: str, place: int, where: str) -> tuple[str, str]:
     starts = [match.start() for match in re.finditer(r"\S+", text)]
     near = sorted(range(max(0, place - NEAR_WORDS), place + NEAR_WORDS + 1), key=lambda i: abs(i - place))
     for word in near:
-        if word < len(starts) and (found := re.match(r"\W*(" + re.escape(pronoun) + r")\b", text[starts[word] :])):
-            begin = starts[word] + found.start(1)
+        if word < len(starts) and (there := re.match(r"\W*(" + re.escape(pronoun) + r")\b", text[starts[word] :])):
+            begin = starts[word] + there.start(1)
             return text[:begin], text[begin + len(pronoun) :]
     raise DataError(f"{where}: {pronoun!r} is not word {place} of the text")
 
 
-def _others(values: Mapping[str, Any], spans: Sequence[str]) -> Iterator[str]:
+def _others(values: Values, spans: Sequence[str]) -> Iterator[str]:
     """Candidates that are not the phrase itself, each once."""
     own = values["phrase"].lower()
     seen = {own, values["pronoun"].lower()}
-    found = [*spans, *(m.group() for pattern in (_PHRASE, _NAME) for m in pattern.finditer(values["text"]))]
-    for phrase in found:
+    phrases = [*spans, *(m.group() for pattern in (_PHRASE, _NAME) for m in pattern.finditer(values["text"]))]
+    for phrase in phrases:
         name = phrase.strip().lower()
         if name not in seen and name not in own and own not in name:
             seen.add(name)

@@ -109,7 +109,7 @@ class CrossLook:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class Tokenized:
     """The tokens of a text without special ones, and the characters [start, end) that each stands for."""
 
     ids: tuple[int, ...]

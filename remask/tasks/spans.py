@@ -18,7 +18,7 @@ import numpy as np
 
 from remask.errors import DataError
 from remask.progress import counted
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.tables import Cells
 from remask.tasks import squad
 from remask.tasks.glue import cut_by_group
@@ -236,7 +236,7 @@ class Spans(TaskKind[Question]):
             answers.append(Answer(text, start, end, span.probability, span.null_odds))
         return answers
 
-    def named(self, answer: Answer, item: Question) -> dict[str, Any]:
+    def named(self, answer: Answer, item: Question) -> Json:
         scores = {"score": rounded(answer.score), "null_odds": rounded(answer.null_odds)}
         return {"prediction": answer.text, "start": answer.start, "end": answer.end, **scores}
 
@@ -244,9 +244,7 @@ class Spans(TaskKind[Question]):
         """Mean logits, as is usual for SQuAD."""
         return [np.mean([outputs[row] for outputs in models], axis=0) for row in range(len(rows.ids))]
 
-    def _score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Question], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[Question], labels: tuple[str, ...]) -> Json:
         spans = best_spans(outputs, rows, items)
         can_refuse = any(not q.answers for q in items)
         odds = [span.null_odds for span in spans] if can_refuse else None
@@ -265,7 +263,7 @@ class Spans(TaskKind[Question]):
             values.append(max(measure(text, gold) for gold in golds([answer for answer, _ in question.answers])))
         return np.array(values)
 
-    def _mistakes(self, items: Sequence[Question], spans: Sequence[Span], can_refuse: bool) -> dict[str, Any]:
+    def _mistakes(self, items: Sequence[Question], spans: Sequence[Span], can_refuse: bool) -> Json:
         """Answers that share no word with any right one, the surest first."""
         wrong = []
         for number, (question, span) in enumerate(zip(items, spans, strict=True)):

@@ -11,7 +11,7 @@ form_of: the same files asked in another way.
 
 from __future__ import annotations
 
-from typing import Any
+from remask.schema import Json
 
 LARGE, SMALL = {"batch.num_rows": 32, "patience": 4}, {"batch.num_rows": 16, "patience": 4}
 GRID = {"train.learning_rate": (1e-5, 2e-5, 3e-5), "batch.num_rows": (16, 32)}  # rates at the width of 768
@@ -21,7 +21,7 @@ _MRPC = {"text": "#1 String", "text2": "#2 String", "label": "Quality"}
 _QQP = {"text": "question1", "text2": "question2", "label": "is_duplicate"}
 _MNLI = ({**_PAIR, "label": "gold_label"}, {"text": "premise", "text2": "hypothesis", "label": "label"})
 
-TASKS: dict[str, dict[str, Any]] = {
+TASKS: dict[str, Json] = {
     "glue:cola": {
         "kind": "classify",
         "folder": "CoLA",

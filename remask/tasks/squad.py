@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from remask.errors import DataError, MissingInputError
+from remask.schema import Values
 from remask.streams import split_name
 from remask.tables import TABLE_KINDS, TableForm, read_cells, require_columns
 
@@ -39,12 +40,12 @@ def read_squad(path: Path, form: TableForm | None = None) -> list[Question]:
     """All questions of a file, in its order: SQuAD's articles, or a table of questions."""
     if not path.exists():
         raise MissingInputError(f"{path}: no such file")
-    found = _of_table(path, form) if is_table(path) else _of_articles(path)
-    if twice := [name for name, count in Counter(q.id for q in found).items() if count > 1]:
-        raise DataError(f"{path}: the id {twice[0]!r} is there {Counter(q.id for q in found)[twice[0]]} times")
-    if not found:
+    questions = _of_table(path, form) if is_table(path) else _of_articles(path)
+    if twice := [name for name, count in Counter(q.id for q in questions).items() if count > 1]:
+        raise DataError(f"{path}: the id {twice[0]!r} is there {Counter(q.id for q in questions)[twice[0]]} times")
+    if not questions:
         raise DataError(f"{path}: no questions")
-    return found
+    return questions
 
 
 def is_table(path: Path) -> bool:
@@ -61,9 +62,9 @@ def is_table(path: Path) -> bool:
 def _of_table(path: Path, form: TableForm | None) -> list[Question]:
     """Rows with `question`, `context` and `answers` as datasets have them ({"text": […], "answer_start": […]}), or with
     one answer in `answer` and `answer_start`."""
-    found = []
+    questions = []
     for cells in read_cells(path, form):
-        if not found:
+        if not questions:
             require_columns(cells, ("question", "context"))
         values, place = cells.values, cells.place
         answers = values.get("answers")
@@ -79,8 +80,8 @@ def _of_table(path: Path, form: TableForm | None) -> list[Question]:
         pairs = tuple((_text(answer, "text", place), _offset(answer, place)) for answer in answers)
         question, context = _text(values, "question", place), _text(values, "context", place)
         name = str(values["id"]) if values.get("id") is not None else str(cells.number)
-        found.append(Question(name, question, context, pairs, str(values.get("title") or ""), place))
-    return found
+        questions.append(Question(name, question, context, pairs, str(values.get("title") or ""), place))
+    return questions
 
 
 def _of_articles(path: Path) -> list[Question]:
@@ -109,19 +110,19 @@ def _of_article(article: Any, path: Path) -> Iterator[Question]:
             yield Question(name, _text(qa, "question", here), context, pairs, title, here)
 
 
-def _list(value: Any, key: str, place: str) -> list[Any]:
+def _list(value: object, key: str, place: str) -> list:
     if not isinstance(value, dict) or not isinstance(value.get(key), list):
         raise DataError(f"{place}: has no list {key!r}")
     return value[key]
 
 
-def _text(value: Any, key: str, place: str) -> str:
+def _text(value: object, key: str, place: str) -> str:
     if not isinstance(value, dict) or not isinstance(value.get(key), str) or not value[key].strip():
         raise DataError(f"{place}: has no text {key!r}")
     return value[key]
 
 
-def _offset(answer: Mapping[str, Any], place: str) -> int:
+def _offset(answer: Values, place: str) -> int:
     start = answer.get("answer_start")
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
         raise DataError(f"{place}: answer_start = {start!r} is no place in the passage")

@@ -7,28 +7,28 @@ names as the training files spell them, STS-B's numbers within 0 and 5. Not here
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from remask import artifacts
 from remask.errors import DataError
+from remask.schema import Values
 from remask.tables import TableForm, read_cells
 from remask.tasks.tables import Example
 
-Answer = Callable[[Sequence[Example]], Sequence[Mapping[str, Any]]]
+Answer = Callable[[Sequence[Example]], Sequence[Values]]
 
 
-def find_tests(spec: Mapping[str, Any], folder: Path) -> dict[str, Path]:
+def find_tests(spec: Values, folder: Path) -> dict[str, Path]:
     """Official name of the answers -> the test file, for those that are there."""
-    found = {}
+    files = {}
     for name, places in spec.get("tests", {}).items():
         if path := next((folder / place for place in places if (folder / place).is_file()), None):
-            found[name] = path
-    return found
+            files[name] = path
+    return files
 
 
-def read_test_file(name: str, spec: Mapping[str, Any], path: Path) -> tuple[list[str], list[Example]]:
+def read_test_file(name: str, spec: Values, path: Path) -> tuple[list[str], list[Example]]:
     """(index, example) of every row. The first column is the index, whatever its name."""
     choices = [spec["test_columns"]] if "test_columns" in spec else spec["columns"]
     indices: list[str] = []
@@ -50,12 +50,12 @@ def read_test_file(name: str, spec: Mapping[str, Any], path: Path) -> tuple[list
     return indices, examples
 
 
-def write_answers(name: str, spec: Mapping[str, Any], test: Path, out: Path, answer: Answer) -> int:
+def write_answers(name: str, spec: Values, test: Path, out: Path, answer: Answer) -> int:
     """Answer a test file into `out`; gives the number of rows."""
     indices, examples = read_test_file(name, spec, test)
     lines = ["index\tprediction"]
-    for index, said in zip(indices, answer(examples), strict=True):
-        value = said["prediction"]
+    for index, label in zip(indices, answer(examples), strict=True):
+        value = label["prediction"]
         if spec["kind"] == "regress":
             low, high = spec["range"]
             value = f"{min(high, max(low, value)):.3f}"

@@ -118,7 +118,7 @@ def _label(cells: Cells, settings: TableSettings, kind: str) -> Any:
     return number
 
 
-def class_name(value: Any) -> str:
+def class_name(value: object) -> str:
     """One spelling for a class, whatever the file's types: true, 1, 1.0 and "1" in CSV, JSON and Parquet."""
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -127,7 +127,7 @@ def class_name(value: Any) -> str:
     return str(value).strip()
 
 
-def _label_names(value: Any, settings: TableSettings) -> tuple[str, ...]:
+def _label_names(value: object, settings: TableSettings) -> tuple[str, ...]:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ()
     parts = value if isinstance(value, list) else str(value).split(settings.separator)
@@ -136,7 +136,7 @@ def _label_names(value: Any, settings: TableSettings) -> tuple[str, ...]:
     return tuple(sorted({class_name(part) for part in parts if class_name(part)}))
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 

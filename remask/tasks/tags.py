@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remask.errors import DataError
-from remask.schema import IGNORE, Batch
+from remask.schema import IGNORE, Batch, Json
 from remask.streams import split_name
 from remask.tables import TABLE_KINDS, Cells
 from remask.tasks import metrics
@@ -200,7 +200,7 @@ class Tags(TaskKind[Sentence]):
             for item, words in zip(items, self._tagged(outputs, rows, items, labels), strict=True)
         ]
 
-    def named(self, answer: Tagging, item: Sentence) -> dict[str, Any]:
+    def named(self, answer: Tagging, item: Sentence) -> Json:
         """Words get their tags, a text its entities."""
         if item.text is None:
             return {"tags": list(answer.tags)}
@@ -209,9 +209,7 @@ class Tags(TaskKind[Sentence]):
     def mean_outputs(self, models: Sequence[Sequence[Array]], rows: Rows) -> list[Array]:
         return [log_of(np.mean([softmax(outputs[row]) for outputs in models], axis=0)) for row in range(len(rows.ids))]
 
-    def _score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Sentence], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[Sentence], labels: tuple[str, ...]) -> Json:
         predicted = [[tag for tag, _ in words] for words in self._tagged(outputs, rows, items, labels)]
         return {
             **score_entities([s.tags or () for s in items], predicted),
@@ -229,7 +227,7 @@ class Tags(TaskKind[Sentence]):
             np.array(counts_EK), lambda means: float(2 * means[0] / means[1]) if means[1] else 0.0
         )
 
-    def _mistakes(self, items: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> dict[str, Any]:
+    def _mistakes(self, items: Sequence[Sentence], predicted: Sequence[Sequence[str]]) -> Json:
         """Sentences with the most entities that were missed or made up."""
         missed, made_up = [], []
         for sentence, tags in zip(items, predicted, strict=True):

@@ -19,7 +19,7 @@ import numpy as np
 
 from remask.errors import ConfigError
 from remask.progress import counted
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.tables import Cells
 from remask.tasks import metrics
 from remask.tasks.glue import cut_by_hash, read_glue, read_glue_file
@@ -272,15 +272,13 @@ class Classify(TextKind):
         best = labels[int(value.argmax())]
         return Label(best, float(value.max()), dict(zip(labels, value.tolist(), strict=True)), (best,))
 
-    def named(self, answer: Label, item: Example) -> dict[str, Any]:
+    def named(self, answer: Label, item: Example) -> Json:
         return {"prediction": answer.label, "score": rounded(answer.score), "scores": _rounded(answer.scores)}
 
     def _mean(self, outputs: Sequence[Array]) -> Array:
         return log_of(np.mean([softmax(np.asarray(output)) for output in outputs], axis=0))
 
-    def _score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Example], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[Example], labels: tuple[str, ...]) -> Json:
         probs_NC, truth = self.values(outputs, rows), np.array(self.label_values(items, labels))
         chosen = probs_NC.argmax(1)
         counts = metrics.confusion(truth, chosen, len(labels))
@@ -360,15 +358,13 @@ class Regress(TextKind):
     def label(self, value: Array, labels: tuple[str, ...]) -> Label:
         return Label(None, float(value))
 
-    def named(self, answer: Label, item: Example) -> dict[str, Any]:
+    def named(self, answer: Label, item: Example) -> Json:
         return {"prediction": answer.score}
 
     def _mean(self, outputs: Sequence[Array]) -> Array:
         return np.mean(outputs, axis=0)
 
-    def _score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Example], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[Example], labels: tuple[str, ...]) -> Json:
         numbers, truth = self.values(outputs, rows), np.array(self.label_values(items, labels))
         distance = np.abs(numbers - truth)
         mistakes = [(i, f"{truth[i]:g}", f"{numbers[i]:.3g}", distance[i]) for i in by_size(distance)]
@@ -423,16 +419,14 @@ class MultiLabel(TextKind):
         best = max(scores, key=scores.__getitem__)
         return Label(best, scores[best], scores, tuple(name for name in labels if scores[name] >= 0.5))
 
-    def named(self, answer: Label, item: Example) -> dict[str, Any]:
+    def named(self, answer: Label, item: Example) -> Json:
         return {"prediction": list(answer.labels), "scores": _rounded(answer.scores)}
 
     def _mean(self, outputs: Sequence[Array]) -> Array:
         probability = np.mean([self.row_values(np.asarray(output)) for output in outputs], axis=0)
         return log_of(probability) - log_of(1 - probability)
 
-    def _score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Example], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[Example], labels: tuple[str, ...]) -> Json:
         probs_NC, truth = self.values(outputs, rows), np.stack(self.label_values(items, labels))
         chosen = probs_NC >= 0.5
         surest = np.where(chosen != (truth > 0.5), np.maximum(probs_NC, 1 - probs_NC), 0.0).max(1)

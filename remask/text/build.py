@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -33,11 +32,12 @@ from remask.config import differences, dump, fingerprint
 from remask.documents import STAGE, SUFFIXES, DocumentWriter
 from remask.errors import ConfigError, DataError, MissingInputError, OutputError
 from remask.progress import Progress
-from remask.text.choose import HELDOUT, PASSAGE, TRAIN, Part, choose, heldout_passages
+from remask.schema import Json
+from remask.text.choose import HELDOUT, PASSAGE, TRAIN, PlacedPart, choose, heldout_passages
 from remask.text.clean import known_languages
 from remask.text.counts import check_columns, count_all, in_words, say_counts, warn_of_files, write_drops
 from remask.text.files import InputFile, find_files, is_stream, unpack
-from remask.text.part import Task, make_part
+from remask.text.part import PartTask, make_part
 from remask.text.plain import LAYOUT_LINES, guess_layout
 from remask.text.pydocs import find_modules
 from remask.text.settings import Layout, SourceSettings, TextSettings
@@ -72,8 +72,8 @@ def build_documents(
         files = [_files_of(source, work) for source in settings.sources]
         _check_sources(settings, files)
         config = {**text_config(settings), "seed": seed}
-        inputs = {s.name: _fingerprint(found) for s, found in zip(settings.sources, files, strict=True)}
-        touched = fingerprint([file.stamp(work / "spool") for found in files for file in found])
+        inputs = {s.name: _fingerprint(own) for s, own in zip(settings.sources, files, strict=True)}
+        touched = fingerprint([file.stamp(work / "spool") for own in files for file in own])
         if (out / MANIFEST).exists():
             if stamps is None or finished(stamps) == touched:
                 return _reopened(out, config, inputs, progress)
@@ -82,7 +82,7 @@ def build_documents(
         identity = {"config": config, "inputs": inputs, "touched": touched}
         if begin(work, identity, ("parts", "out", "shards", "unpacked")):
             progress.say("going on from where an earlier run stopped")
-        if engine == "local" and sum(file.size for found in files for file in found) < SMALL_BYTES:
+        if engine == "local" and sum(file.size for own in files for file in own) < SMALL_BYTES:
             workers = 1  # done sooner than processes start
         layouts = [_layout(*pair, settings, progress) for pair in zip(settings.sources, files, strict=True)]
         files = _unpack_few(settings, files, work, workers, engine)
@@ -110,19 +110,19 @@ def build_documents(
 
 
 def _files_of(source: SourceSettings, work: Path) -> list[InputFile]:
-    found: list[InputFile] = []
+    modules: list[InputFile] = []
     for file in find_files(source, work / "spool"):
         if file.kind == "pydocs":
-            found += find_modules(file.path.removeprefix("pydocs:"), source.max_bytes)
+            modules += find_modules(file.path.removeprefix("pydocs:"), source.max_bytes)
         else:
-            found.append(file)
-    return found
+            modules.append(file)
+    return modules
 
 
 def _check_sources(settings: TextSettings, files: list[list[InputFile]]) -> None:
     """Wishes that could not be fulfilled, and would leave the corpus empty or unfiltered without a word."""
-    for source, found in zip(settings.sources, files, strict=True):
-        kinds = sorted({file.kind for file in found} - {"warc", "unknown"})
+    for source, own in zip(settings.sources, files, strict=True):
+        kinds = sorted({file.kind for file in own} - {"warc", "unknown"})
         if (source.date_from or source.date_to) and not source.date_column and kinds:
             raise ConfigError(f"sources: {source.name}: date_from and date_to need date_column for {', '.join(kinds)}")
         if source.date_column and (bare := [kind for kind in kinds if kind not in TABLES]):
@@ -132,7 +132,7 @@ def _check_sources(settings: TextSettings, files: list[list[InputFile]]) -> None
         raise ConfigError(f"language {unknown[0]!r} is not one of {', '.join(known_languages())}")
 
 
-def text_config(settings: TextSettings) -> dict[str, Any]:
+def text_config(settings: TextSettings) -> Json:
     """What the result depends on; the order in which the paths of a source are named is no part of it."""
     plain = dump(settings)
     for source in plain["sources"]:
@@ -156,7 +156,7 @@ def changed_sources(settings: TextSettings, inputs: Mapping[str, str]) -> list[s
     return changed
 
 
-def _reopened(out: Path, config: dict[str, Any], inputs: dict[str, str], progress: Progress) -> Artifact:
+def _reopened(out: Path, config: Json, inputs: dict[str, str], progress: Progress) -> Artifact:
     artifact = open_artifact(out, STAGE)
     changed = differences(artifact.manifest["config"], config)
     if changed:
@@ -187,8 +187,8 @@ def _unpack_few(
     unpacked first and then split; places and bytes of the result are the same either way."""
     few = [
         (source, index)
-        for source, found in enumerate(files)
-        for index, file in enumerate(found)
+        for source, own in enumerate(files)
+        for index, file in enumerate(own)
         if file.compression and file.kind in ("text", "jsonl") and file.size > UNPACK_BYTES
     ]
     if workers < 2 or not few or len(few) >= 2 * workers:
@@ -199,7 +199,7 @@ def _unpack_few(
         (files[source][index], settings.sources[source].max_expansion, work / "unpacked" / f"{source}-{index}")
         for source, index in few
     ]
-    files = [list(found) for found in files]
+    files = [list(own) for own in files]
     for (source, index), file in zip(few, run_tasks(unpack, jobs, workers=workers, engine=engine), strict=True):
         files[source][index] = file
     return files
@@ -214,11 +214,11 @@ def _read(
     workers: int,
     engine: Engine,
     progress: Progress,
-) -> tuple[list[dict[str, Any]], list[Part]]:
-    pieces = [p for index, found in enumerate(files) for p in portions(found, index, layouts[index])]
+) -> tuple[list[Json], list[PlacedPart]]:
+    pieces = [p for index, own in enumerate(files) for p in portions(own, index, layouts[index])]
     groups = task_groups(pieces)
     tasks = [
-        Task(work / "parts" / f"{index:06d}", group, settings, tuple(layouts), seed)
+        PartTask(work / "parts" / f"{index:06d}", group, settings, tuple(layouts), seed)
         for index, group in enumerate(groups)
     ]
     sizes = [sum(portion.size for portion in group) / 1e6 for group in groups]
@@ -226,14 +226,14 @@ def _read(
         stage.resume_at(sum(size for task, size in zip(tasks, sizes, strict=True) if task.folder.exists()))
         before = {index for index, task in enumerate(tasks) if task.folder.exists()}
 
-        def on_done(index: int, facts: dict[str, Any]) -> None:
+        def on_done(index: int, counts: Json) -> None:
             stage.advance(0 if index in before else sizes[index])
 
-        without = Task.without if any(map(_needs_watching, (file for found in files for file in found))) else None
+        without = PartTask.without if any(map(_needs_watching, (file for own in files for file in own))) else None
         facts = run_tasks(make_part, tasks, workers=workers, engine=engine, on_done=on_done, without=without)
     parts, first = [], 0
     for task, fact in zip(tasks, facts, strict=True):
-        parts.append(Part(task.folder, fact["source"], first, fact["documents"]))
+        parts.append(PlacedPart(task.folder, fact["source"], first, fact["documents"]))
         first += fact["documents"]
     return facts, parts
 
@@ -255,7 +255,7 @@ class _ShardTask:
     out: Path
     fates: Path
     fate: int
-    pieces: tuple[tuple[Part, int, int], ...]
+    pieces: tuple[tuple[PlacedPart, int, int], ...]
     passages: tuple[tuple[int, int], ...]
 
     @property
@@ -265,13 +265,13 @@ class _ShardTask:
 
 def _write_shards(
     settings: TextSettings,
-    parts: list[Part],
+    parts: list[PlacedPart],
     fates: np.ndarray,
     work: Path,
     workers: int,
     engine: Engine,
     progress: Progress,
-) -> list[dict[str, Any]]:
+) -> list[Json]:
     if isinstance(fates, np.memmap):
         fates.flush()
     tasks = list(_shard_tasks(settings, parts, fates, work))
@@ -284,11 +284,13 @@ def _write_shards(
     return shards
 
 
-def _shard_tasks(settings: TextSettings, parts: list[Part], fates: np.ndarray, work: Path) -> Iterator[_ShardTask]:
+def _shard_tasks(
+    settings: TextSettings, parts: list[PlacedPart], fates: np.ndarray, work: Path
+) -> Iterator[_ShardTask]:
     """Shards in the order source, split, number; a shard ends with the document that fills it."""
     passages = tuple(heldout_passages(parts, fates, settings.heldout_fraction).items())
 
-    def task(series: str, number: int, fate: int, held: list[tuple[Part, int, int]]) -> _ShardTask:
+    def task(series: str, number: int, fate: int, held: list[tuple[PlacedPart, int, int]]) -> _ShardTask:
         return _ShardTask(f"{series}.{number:05d}", work / "out", work / "fates", fate, tuple(held), passages)
 
     for index, source in enumerate(settings.sources):
@@ -333,7 +335,7 @@ def _write_shard(task: _ShardTask) -> dict[str, int]:
     return counts
 
 
-def _copy(part: Part, low: int, high: int, task: _ShardTask, writer: DocumentWriter) -> None:
+def _copy(part: PlacedPart, low: int, high: int, task: _ShardTask, writer: DocumentWriter) -> None:
     """Documents next to each other are copied in one go; one of which a passage is held out, by itself."""
     shard = part.shard
     fates = np.memmap(task.fates, np.uint8, "r")[part.first + low : part.first + high]
@@ -359,14 +361,14 @@ def _copy(part: Part, low: int, high: int, task: _ShardTask, writer: DocumentWri
 def _publish(
     aside: Path,
     out: Path,
-    config: dict[str, Any],
+    config: Json,
     inputs: dict[str, str],
-    counts: dict[str, Any],
-    shards: list[dict[str, Any]],
+    counts: Json,
+    shards: list[Json],
 ) -> Artifact:
     totals = {key: sum(shard[key] for shard in shards) for key in ("documents", "sentences", "bytes")}
-    for name, facts in counts["sources"].items():
-        facts["bytes"] = sum(shard["bytes"] for shard in shards if shard["source"] == name)
+    for name, source in counts["sources"].items():
+        source["bytes"] = sum(shard["bytes"] for shard in shards if shard["source"] == name)
     with output_errors(out):
         if out.is_dir() and not any(out.iterdir()):
             out.rmdir()

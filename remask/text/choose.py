@@ -33,7 +33,7 @@ _PASSAGE_BYTES = 16_384  # wanted of a passage that is held out, if that is no m
 
 
 @dataclass(frozen=True)
-class Part:
+class PlacedPart:
     """A part and where its documents stand among all."""
 
     folder: Path
@@ -46,7 +46,7 @@ class Part:
         return DocumentShard(self.folder, NAME)
 
 
-def choose(parts: list[Part], settings: TextSettings, work: Path) -> np.ndarray:
+def choose(parts: list[PlacedPart], settings: TextSettings, work: Path) -> np.ndarray:
     """The fate of every document, in input order (a mapped array)."""
     total = sum(part.count for part in parts)
     with output_errors(work):
@@ -72,7 +72,7 @@ def _mapped(path: Path, dtype: Any, count: int) -> np.ndarray:
     return np.memmap(path, dtype, "w+", shape=(count,)) if count else np.zeros(0, dtype)
 
 
-def _joined(parts: list[Part], name: str, dtype: str, width: int, out: Path) -> np.ndarray:
+def _joined(parts: list[PlacedPart], name: str, dtype: str, width: int, out: Path) -> np.ndarray:
     """One file of all parts' entries, one after the other, mapped."""
     with out.open("wb") as file:
         for part in parts:
@@ -112,7 +112,7 @@ def _mark_exact(hashes: np.ndarray, fates: np.ndarray) -> None:
 # ------------------------------------------------------------------------------------------ near duplicates
 
 
-def _mark_near(parts: list[Part], settings: DedupSettings, fates: np.ndarray, work: Path) -> None:
+def _mark_near(parts: list[PlacedPart], settings: DedupSettings, fates: np.ndarray, work: Path) -> None:
     """Documents that share a band and enough of their signature are the same; of each cluster the first is kept."""
     signatures = _joined(parts, "signatures", "<u4", settings.num_hashes, work / "signatures")
     parents = _mapped(work / "parents", np.int64, len(fates))
@@ -126,15 +126,15 @@ def _mark_near(parts: list[Part], settings: DedupSettings, fates: np.ndarray, wo
         for entries in _slices(keys, wanted & (keys != 0)):
             for first, second in _candidates(keys[entries], entries):
                 same = _agreement(signatures, first, second) >= least
-                for one, two in zip(first[same].tolist(), second[same].tolist(), strict=True):
-                    _unite(parents, one, two)
+                for left, right in zip(first[same].tolist(), second[same].tolist(), strict=True):
+                    _unite(parents, left, right)
     for start in range(0, len(fates), _CHUNK):
         chunk = np.arange(start, min(start + _CHUNK, len(fates)))
         for index in chunk[parents[chunk] != chunk].tolist():
             fates[index] = NEAR
 
 
-def _band_keys(parts: list[Part], band: int, num_bands: int, out: Path) -> np.ndarray:
+def _band_keys(parts: list[PlacedPart], band: int, num_bands: int, out: Path) -> np.ndarray:
     with out.open("wb") as file:
         for part in parts:
             if part.count:
@@ -170,16 +170,16 @@ def _root(parents: np.ndarray, index: int) -> int:
     return index
 
 
-def _unite(parents: np.ndarray, one: int, two: int) -> None:
-    one, two = _root(parents, one), _root(parents, two)
-    if one != two:
-        parents[max(one, two)] = min(one, two)
+def _unite(parents: np.ndarray, first: int, second: int) -> None:
+    first, second = _root(parents, first), _root(parents, second)
+    if first != second:
+        parents[max(first, second)] = min(first, second)
 
 
 # ---------------------------------------------------------------------------------- stories, shares, held out
 
 
-def _mark_stories(parts: list[Part], source: int, settings: TextSettings, fates: np.ndarray) -> None:
+def _mark_stories(parts: list[PlacedPart], source: int, settings: TextSettings, fates: np.ndarray) -> None:
     """The best-scored part of what is left of the source; ties go to the earlier document."""
     stories = settings.sources[source].stories
     mine = [part for part in parts if part.source == source and part.count]
@@ -195,7 +195,9 @@ def _mark_stories(parts: list[Part], source: int, settings: TextSettings, fates:
     fates[entries[scores <= 0]] = STORY
 
 
-def _mark_shares(parts: list[Part], settings: TextSettings, hashes: np.ndarray, fates: np.ndarray, work: Path) -> None:
+def _mark_shares(
+    parts: list[PlacedPart], settings: TextSettings, hashes: np.ndarray, fates: np.ndarray, work: Path
+) -> None:
     """Size caps and the mix: each source keeps the documents with the smallest hashes up to its number of bytes, so a
     smaller cap is always a subset of a larger one."""
     if settings.max_bytes is None and all(s.max_bytes is None and s.weight is None for s in settings.sources):
@@ -238,7 +240,7 @@ def byte_limits(settings: TextSettings, available: list[int]) -> list[int]:
     return limits
 
 
-def _hold_something_out(parts: list[Part], fraction: float, hashes: np.ndarray, fates: np.ndarray) -> None:
+def _hold_something_out(parts: list[PlacedPart], fraction: float, hashes: np.ndarray, fates: np.ndarray) -> None:
     """For few documents, none of which was held out by its hash: the share of the bytes in those with the smallest
     hashes that are no large part of the text, or else a passage of the longest document."""
     sizes = _kept_sizes(parts, fates)
@@ -254,18 +256,18 @@ def _hold_something_out(parts: list[Part], fraction: float, hashes: np.ndarray, 
         fates[longest] = PASSAGE
 
 
-def _kept_sizes(parts: list[Part], fates: np.ndarray) -> np.ndarray:
+def _kept_sizes(parts: list[PlacedPart], fates: np.ndarray) -> np.ndarray:
     """Bytes of each document; 0 for those that are not kept."""
     sizes = [np.diff(part.shard.offsets) for part in parts if part.count]
     return np.where(fates <= PASSAGE, np.concatenate([*sizes, np.zeros(0, np.int64)]), 0)
 
 
-def _located(parts: list[Part], entry: int) -> tuple[Part, int]:
+def _located(parts: list[PlacedPart], entry: int) -> tuple[PlacedPart, int]:
     part = next(part for part in parts if part.first <= entry < part.first + part.count)
     return part, entry - part.first
 
 
-def _passage_start(part: Part, index: int, total: int, fraction: float) -> int:
+def _passage_start(part: PlacedPart, index: int, total: int, fraction: float) -> int:
     """Where the held-out end of a document begins, at the start of a sentence; 0 if it has only one."""
     length = int(part.shard.offsets[index + 1] - part.shard.offsets[index])
     wanted = length - max(fraction * total, min(total / _FEW, _PASSAGE_BYTES))
@@ -274,7 +276,7 @@ def _passage_start(part: Part, index: int, total: int, fraction: float) -> int:
     return int(before[-1]) if len(before) else int(starts[0]) if len(starts) else 0
 
 
-def heldout_passages(parts: list[Part], fates: np.ndarray, fraction: float) -> dict[int, int]:
+def heldout_passages(parts: list[PlacedPart], fates: np.ndarray, fraction: float) -> dict[int, int]:
     """Entry -> byte of the document at which its held-out passage begins."""
     entries = np.flatnonzero(fates == PASSAGE).tolist()
     total = int(_kept_sizes(parts, fates).sum()) if entries else 0

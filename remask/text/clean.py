@@ -44,8 +44,8 @@ def reason_not_to_clean(text: str) -> str:
     marks, step = _marks(), _MAX_MARKS // 2
     sample = text[::step]
     if not marks.isdisjoint(sample):
-        for index, (one, other) in enumerate(itertools.pairwise(sample)):
-            if one in marks and other in marks and marks.issuperset(text[index * step : (index + 1) * step]):
+        for index, (line, other) in enumerate(itertools.pairwise(sample)):
+            if line in marks and other in marks and marks.issuperset(text[index * step : (index + 1) * step]):
                 return "too many combining marks"
     return ""
 

@@ -11,7 +11,6 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,7 +18,8 @@ from remask.artifacts import Artifact, output_errors
 from remask.documents import one_line
 from remask.errors import DataError
 from remask.progress import Progress
-from remask.text.choose import PASSAGE, REASONS, Part
+from remask.schema import Json, Values
+from remask.text.choose import PASSAGE, REASONS, PlacedPart
 from remask.text.part import MAX_SAMPLES
 from remask.text.records import LACKING_COLUMN
 from remask.text.settings import TextSettings
@@ -28,10 +28,10 @@ DROPS = "drops.jsonl"
 _SHOWN = 5  # files that a warning names
 
 
-def check_columns(settings: TextSettings, facts: Sequence[Mapping[str, Any]]) -> None:
+def check_columns(settings: TextSettings, counts: Sequence[Values]) -> None:
     """A source most of whose rows lack the column asked for is a mistake in the settings, unless they say otherwise."""
     for index, source in enumerate(settings.sources):
-        mine = [fact for fact in facts if fact["source"] == index]
+        mine = [fact for fact in counts if fact["source"] == index]
         samples = [sample for fact in mine for sample in fact["samples"] if sample["reason"] == LACKING_COLUMN]
         unread = sum(fact["unread"] for fact in mine)
         lacking = sum(fact["dropped"].get(LACKING_COLUMN, 0) for fact in mine) + unread
@@ -46,10 +46,10 @@ def check_columns(settings: TextSettings, facts: Sequence[Mapping[str, Any]]) ->
             )
 
 
-def warn_of_files(facts: Sequence[Mapping[str, Any]], progress: Progress) -> None:
+def warn_of_files(counts: Sequence[Values], progress: Progress) -> None:
     """Whole files that gave no text, or stopped giving it, must not be found out after the training."""
     files: dict[str, dict[str, tuple[int, str]]] = {}
-    for sample in (sample for fact in facts for sample in fact["samples"] if sample.get("is_file")):
+    for sample in (sample for fact in counts for sample in fact["samples"] if sample.get("is_file")):
         named = files.setdefault(sample["reason"], {})
         unread, detail = named.get(sample["place"], (0, sample.get("detail", "")))
         rows = 1 + sample["unread"] if "unread" in sample else 0
@@ -65,13 +65,13 @@ def warn_of_files(facts: Sequence[Mapping[str, Any]], progress: Progress) -> Non
 
 
 def count_all(
-    settings: TextSettings, facts: Sequence[Mapping[str, Any]], parts: Sequence[Part], fates: np.ndarray
-) -> dict[str, Any]:
+    settings: TextSettings, of_parts: Sequence[Values], parts: Sequence[PlacedPart], fates: np.ndarray
+) -> Json:
     """Counts of every source and of all. A document of which a passage is held out is read and kept as two."""
-    sources: dict[str, dict[str, Any]] = {}
+    sources: dict[str, Json] = {}
     for index, source in enumerate(settings.sources):
         read, unread, dropped, changed = 0, 0, Counter[str](), Counter[str]()
-        for fact, part in zip(facts, parts, strict=True):
+        for fact, part in zip(of_parts, parts, strict=True):
             if fact["source"] != index:
                 continue
             read += fact["read"]
@@ -127,8 +127,8 @@ def say_counts(artifact: Artifact, progress: Progress) -> None:
 
 def write_drops(
     settings: TextSettings,
-    facts: Sequence[Mapping[str, Any]],
-    parts: Sequence[Part],
+    of_parts: Sequence[Values],
+    parts: Sequence[PlacedPart],
     fates: np.ndarray,
     folder: Path,
 ) -> None:
@@ -136,20 +136,20 @@ def write_drops(
     its end."""
     seen: Counter[tuple[str, str]] = Counter()
     with output_errors(folder), (folder / DROPS).open("w", encoding="utf-8") as file:
-        for source, sample in [*_read_drops(facts), *_chosen_against(parts, fates)]:
+        for source, sample in [*_read_drops(of_parts), *_chosen_against(parts, fates)]:
             name = settings.sources[source].name
             seen[name, sample["reason"]] += 1
             if sample.get("is_file") or seen[name, sample["reason"]] <= MAX_SAMPLES:
                 file.write(one_line(json.dumps({"source": name, **sample}, ensure_ascii=False)) + "\n")
 
 
-def _read_drops(facts: Sequence[Mapping[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    for fact in facts:
+def _read_drops(of_parts: Sequence[Values]) -> Iterator[tuple[int, Json]]:
+    for fact in of_parts:
         for sample in fact["samples"]:
             yield fact["source"], sample
 
 
-def _chosen_against(parts: Sequence[Part], fates: np.ndarray) -> Iterator[tuple[int, dict[str, Any]]]:
+def _chosen_against(parts: Sequence[PlacedPart], fates: np.ndarray) -> Iterator[tuple[int, Json]]:
     """By reason first, so that the order does not depend on how the files were divided."""
     for fate, reason in REASONS.items():
         for part in parts:

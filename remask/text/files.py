@@ -73,13 +73,13 @@ def kind_of(name: str) -> tuple[str, str]:
 
 def find_files(source: SourceSettings, spool: Path) -> list[InputFile]:
     """All files of a source, sorted, each once; kind "unknown" marks those whose ending says nothing."""
-    found: dict[str, InputFile] = {}
+    files: dict[str, InputFile] = {}
     for path in sorted(set(source.paths)):
         for file in _expand(path, source, spool):
-            found.setdefault(file.path, file)
-    if not found:
+            files.setdefault(file.path, file)
+    if not files:
         raise MissingInputError(f"{', '.join(source.paths)}: no files there")
-    return [found[path] for path in sorted(found)]
+    return [files[path] for path in sorted(files)]
 
 
 def is_stream(path: str) -> bool:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import rensa
@@ -26,6 +25,7 @@ import rensa
 from remask import artifacts, signals
 from remask.artifacts import output_errors
 from remask.documents import DocumentWriter
+from remask.schema import Json
 from remask.text import stories
 from remask.text.clean import normalise, reason_not_to_clean, reason_to_drop, wrong_language
 from remask.text.records import TOO_SLOW, Document, Drop, Portion, Reading, Steps
@@ -43,7 +43,7 @@ _BATCH_GRAMS = 1 << 20  # n-grams held before they become signatures
 
 
 @dataclass(frozen=True)
-class Task:
+class PartTask:
     """What a worker is handed."""
 
     folder: Path
@@ -53,7 +53,7 @@ class Task:
     seed: int
     passed_over: frozenset[int] = frozenset()  # steps that took too long in an earlier attempt
 
-    def without(self, step: int) -> Task:
+    def without(self, step: int) -> PartTask:
         return replace(self, passed_over=self.passed_over | {step})
 
 
@@ -65,7 +65,7 @@ class Tally:
     unread: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     changed: Counter[str] = field(default_factory=Counter)
-    samples: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[Json] = field(default_factory=list)
 
     def drop(self, drop: Drop) -> None:
         self.dropped[drop.reason] += 1
@@ -88,28 +88,28 @@ def band_shape(settings: DedupSettings) -> tuple[int, int]:
     return settings.num_hashes // rows, rows
 
 
-def make_part(task: Task) -> dict[str, Any]:
+def make_part(task: PartTask) -> Json:
     """Run a task unless an earlier attempt did; the facts say what came of it."""
-    if (facts := artifacts.finished(task.folder / FACTS)) is not None:
-        return facts
+    if (counts := artifacts.finished(task.folder / FACTS)) is not None:
+        return counts
     aside = task.folder.with_name(f".{task.folder.name}.partial")
     with output_errors(task.folder):
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
-    facts = _fill(task, aside)
-    artifacts.finish(aside / FACTS, facts)  # the folder is renamed as a whole, so no checksums are needed
+    counts = _fill(task, aside)
+    artifacts.finish(aside / FACTS, counts)  # the folder is renamed as a whole, so no checksums are needed
     with output_errors(task.folder):
         shutil.rmtree(task.folder, ignore_errors=True)
         aside.rename(task.folder)
-    return facts
+    return counts
 
 
-def _fill(task: Task, aside: Path) -> dict[str, Any]:
+def _fill(task: PartTask, aside: Path) -> Json:
     tally = Tally()
     with DocumentWriter(aside, NAME) as writer, ExitStack() as files:
         marks = _Marks(aside, files, task.settings.dedup, task.seed)
         source = task.settings.sources[task.portions[0].source]
-        scorer = stories.Scorer(source.stories) if source.stories else None
+        scorer = stories.StoryScorer(source.stories) if source.stories else None
         for document in _documents(task, tally):
             starts = sentence_starts(document.text, task.settings.sentences)
             writer.add(document.text, starts, document.place)
@@ -127,7 +127,7 @@ def _fill(task: Task, aside: Path) -> dict[str, Any]:
     }
 
 
-def _documents(task: Task, tally: Tally) -> Iterator[Document]:
+def _documents(task: PartTask, tally: Tally) -> Iterator[Document]:
     """The documents that are fine as far as each alone can tell."""
     settings = task.settings
     steps = Steps(task.passed_over)
@@ -169,8 +169,8 @@ def _cleaned(
     if reason := reason_to_drop(text, settings.cleaning):
         return Drop(reason, record.place)
     keep = settings.language.keep if source.languages is None else source.languages
-    if keep and (found := wrong_language(text, keep, settings.language)):
-        return Drop("language", record.place, found)
+    if keep and (language := wrong_language(text, keep, settings.language)):
+        return Drop("language", record.place, language)
     return Document(text, record.place, source.name)
 
 
@@ -195,7 +195,7 @@ class _Marks:
         self._num_grams = self._num_signed = 0
         self._files = {name: files.enter_context((folder / name).open("wb")) for name in _MARK_FILES}
 
-    def add(self, text: str, scorer: stories.Scorer | None) -> None:
+    def add(self, text: str, scorer: stories.StoryScorer | None) -> None:
         # The seed keys the hash, so that another seed holds out other documents.
         digest = hashlib.blake2b(text.encode(), digest_size=16, key=self._key).digest()
         words = word_hashes(text) if self._near or scorer else None

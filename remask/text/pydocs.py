@@ -48,7 +48,7 @@ def find_modules(place: str, max_bytes: int | None = None) -> list[InputFile]:
     else:
         paths = sysconfig.get_paths()
         roots = list(dict.fromkeys((paths["stdlib"], paths["purelib"], paths["platlib"])))
-    found: dict[str, InputFile] = {}
+    modules: dict[str, InputFile] = {}
     for root in roots:
         for parent, folders, names in os.walk(root):
             folders[:] = sorted(name for name in folders if name.isidentifier() and name not in _SKIPPED)
@@ -56,8 +56,8 @@ def find_modules(place: str, max_bytes: int | None = None) -> list[InputFile]:
                 path = os.path.join(parent, name)
                 if name.endswith(".py") and os.path.isfile(path):
                     module = _module_name(os.path.relpath(path, root))
-                    found.setdefault(module, InputFile(path, module, "pydocs", "", os.stat(path).st_size))
-    return _sampled([found[module] for module in sorted(found)], max_bytes)
+                    modules.setdefault(module, InputFile(path, module, "pydocs", "", os.stat(path).st_size))
+    return _sampled([modules[module] for module in sorted(modules)], max_bytes)
 
 
 def _sampled(modules: list[InputFile], max_bytes: int | None) -> list[InputFile]:

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from remask.schema import Document
 from remask.streams import Damaged
@@ -124,7 +123,7 @@ class Reading:
                 yield Document(data[:end].decode("utf-8", "replace"), place)
                 data = data[end:]
 
-    def outside_dates(self, value: Any) -> str:
+    def outside_dates(self, value: object) -> str:
         """Empty, or why a record with this date (ISO text or a date) is not wanted."""
         first, last = self.source.date_from, self.source.date_to
         if first is None and last is None:
@@ -142,8 +141,8 @@ def cut_point(data: bytes, limit: int) -> int:
     """Where to cut bytes that go on beyond `limit`: after a newline or space near it, else between characters."""
     near = limit - limit // 8
     for mark in (b"\n", b" "):
-        if (found := data.rfind(mark, near, limit)) >= 0:
-            return found + 1
+        if (place := data.rfind(mark, near, limit)) >= 0:
+            return place + 1
     end = limit
     while end > limit - 3 and data[end] & 0xC0 == 0x80:
         end -= 1

@@ -55,5 +55,5 @@ def _starts_in(line: str, language: str) -> list[int]:
     if len(pieces) <= 1 or ends[-1] == len(line):
         return [0, *ends[:-1], *missed]
     # It leaves some separators out of its pieces; then only the slower call says where they stand.
-    found = sentencex.get_sentence_boundaries(language, line)  # pyrefly: ignore[missing-attribute]
-    return [0, *(piece["start_index"] for piece in found), *missed]
+    boundaries = sentencex.get_sentence_boundaries(language, line)  # pyrefly: ignore[missing-attribute]
+    return [0, *(piece["start_index"] for piece in boundaries), *missed]

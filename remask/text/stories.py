@@ -15,7 +15,7 @@ from remask.text.shingles import ngrams, word_hashes
 _SIZES = (1, 2, 3, 4)
 
 
-class Scorer:
+class StoryScorer:
     """Scores documents against one set of seed sentences."""
 
     def __init__(self, settings: StoriesSettings) -> None:
@@ -28,11 +28,11 @@ class Scorer:
         """Between 0 and 1, from the word hashes of a document."""
         total = 0.0
         for size, seeds in self._seeds.items():
-            found = ngrams(words, size)
-            if len(found) == 0 or len(seeds) == 0:
+            grams = ngrams(words, size)
+            if len(grams) == 0 or len(seeds) == 0:
                 continue
-            precision = np.isin(found, seeds).mean()
-            recall = np.isin(seeds, found).mean()
+            precision = np.isin(grams, seeds).mean()
+            recall = np.isin(seeds, grams).mean()
             if precision + recall > 0:
                 total += size * 2 * precision * recall / (precision + recall)
         return float(total / sum(_SIZES))

@@ -44,23 +44,23 @@ def read_table(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
 
 
 def _documents(records: Iterator[Record | Fault], portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
-    found, missed = False, 0
+    has_rows, missed = False, 0
     by_line = portion.kind in ("csv", "tsv")
     for record in records:
         # Bytes for JSON lines: a file may have been split, and then nobody knows its lines.
         where = f"line {record.number}" if by_line else f"row {record.number}"
         place = portion.at(f"byte {portion.start + record.offset}" if portion.kind == "jsonl" else where)
         if isinstance(record, Record):
-            found = True
+            has_rows = True
             yield from _row(list(record.values.values()), place, reading)
             continue
         yield Drop(record.reason, place, record.detail[:100])
         missed += record.reason == NO_COLUMN
-        if not found and missed >= _PATIENCE:
+        if not has_rows and missed >= _PATIENCE:
             raise Damaged(NO_COLUMN, f"{record.detail}; the rest of the file is not read")
 
 
-def _row(values: Sequence[Any], place: str, reading: Reading) -> Iterator[Document | Drop]:
+def _row(values: Sequence[object], place: str, reading: Reading) -> Iterator[Document | Drop]:
     """The values of the wanted columns (bytes or str, the date last) as documents."""
     if reading.source.date_column:
         if reason := reading.outside_dates(values[-1]):

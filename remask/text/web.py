@@ -185,16 +185,16 @@ class _Readable:
     def resume(self, after: int) -> int:
         """Go to the next thing that looks like a record at or past `after`; where it stands, or -1."""
         data, start = self._recent + self._queue, self._position - len(self._recent)
-        found = data.find(_RECORD_MARK, max(0, after - start))
-        while found < 0:
+        place = data.find(_RECORD_MARK, max(0, after - start))
+        while place < 0:
             more = self._stream.read(1 << 16)
             if not more:
                 return -1
             kept = data[1 - len(_RECORD_MARK) :]
             start += len(data) - len(kept)
             data = kept + more
-            found = data.find(_RECORD_MARK)
-        self._queue, self._recent, self._position = data[found:], b"", start + found
+            place = data.find(_RECORD_MARK)
+        self._queue, self._recent, self._position = data[place:], b"", start + place
         return self._position
 
 

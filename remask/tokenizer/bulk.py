@@ -30,7 +30,7 @@ _SPACES = b"\t\n\x0b\x0c\r "
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedDocuments:
     """Documents that stand one after the other in `ids`; every index counts from its start."""
 
     ids: np.ndarray
@@ -100,6 +100,8 @@ class WordTable:
     def encode(self, data: bytes, begins: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all pieces, one after the other, and how many each has."""
         texts = [piece.decode() for piece in _slices(data, begins, ends)]
+        # No merge crosses the space before a word, so a text's ids are those of its words one after the other. Words
+        # repeat: most are in the table, and their ids are kept as bytes, which Python joins faster than arrays.
         cut = [[text] if words.has_odd_space(text) else text.replace(" ", "\n ").split("\n") for text in texts]
         if len(self._seen) > MAX_WORDS_SEEN:
             self._seen.clear()
@@ -107,9 +109,9 @@ class WordTable:
         for word, ids in zip(new, self._tokenizer.encode_batch(new), strict=True):
             self._seen[word] = ids.astype(self._type).tobytes()
         look_up = self._seen.__getitem__
-        found = [b"".join(map(look_up, words)) for words in cut]
-        counts = np.fromiter(map(len, found), np.int64, len(found)) // self._type.itemsize
-        return np.frombuffer(b"".join(found), self._type), counts
+        encoded = [b"".join(map(look_up, words)) for words in cut]
+        counts = np.fromiter(map(len, encoded), np.int64, len(encoded)) // self._type.itemsize
+        return np.frombuffer(b"".join(encoded), self._type), counts
 
 
 class Gigatoken:
@@ -200,7 +202,7 @@ class BlockEncoder:
         before = tokenizer.description.get("pre_tokenizer") or {"split": False}
         self._cuts = before.get("split") is not False  # Metaspace may be told not to
 
-    def encode(self, data: bytes, offsets: np.ndarray, sentences: np.ndarray) -> Encoded:
+    def encode(self, data: bytes, offsets: np.ndarray, sentences: np.ndarray) -> EncodedDocuments:
         """`offsets`: D+1 byte offsets of documents in `data`; `sentences`: byte offsets of their first characters."""
         if self._newlines == "space":
             data = data.replace(b"\n", b" ")
@@ -209,6 +211,8 @@ class BlockEncoder:
         if self.tokenizer.kind != "byte-bpe":
             return self._by_library(_slices(data, begins, ends), begins, offsets, sentences, text)
         ids, counts = self._pieces.encode(data, begins, ends)
+        # Tokens of a byte-level vocabulary cover every byte once, so a running sum of their lengths says where each
+        # begins in its piece; `places` moves that to where the piece stands in the data.
         firsts = np.cumsum(counts) - counts
         lengths = self._lengths[ids]
         ahead = np.cumsum(lengths)
@@ -220,11 +224,14 @@ class BlockEncoder:
         pre, starts = self._starts.find(ids, places, text, firsts)
         if self._chinese_words == "jieba":
             words.join_chinese(text, places, starts)
-        return _assemble(ids, counts, begins, offsets, places, pre, starts, _word_places(sentences, text))
+        return _assemble(
+            ids=ids, counts=counts, begins=begins, offsets=offsets, places=places, pre=pre, starts=starts,
+            sentences=_word_places(sentences, text),
+        )  # fmt: skip
 
     def _by_library(
         self, pieces: list[bytes], begins: np.ndarray, offsets: np.ndarray, sentences: np.ndarray, text: np.ndarray
-    ) -> Encoded:
+    ) -> EncodedDocuments:
         ids, counts, places, pre, starts = [], [], [], [], []
         for piece, begin in zip(pieces, begins.tolist(), strict=True):
             line = piece.decode()
@@ -323,7 +330,7 @@ def _assemble(
     pre: np.ndarray,
     starts: np.ndarray,
     sentences: np.ndarray,
-) -> Encoded:
+) -> EncodedDocuments:
     """A sentence starts at the first pre-token at or after its first character, in its own document."""
     ahead = np.concatenate([[0], np.cumsum(counts)])
     documents = ahead[np.searchsorted(begins, offsets)]
@@ -334,7 +341,7 @@ def _assemble(
         tokens[waiting] = candidates[np.searchsorted(candidates, tokens[waiting])]
     tokens = tokens[tokens < documents[np.minimum(owner + 1, len(documents) - 1)]]
     firsts = documents[:-1][np.diff(documents) > 0]
-    return Encoded(ids, documents, _marked(len(ids), firsts, tokens), starts)
+    return EncodedDocuments(ids, documents, _marked(len(ids), firsts, tokens), starts)
 
 
 def _marked(size: int, *places: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ import tokenizers
 
 from remask import artifacts
 from remask.errors import DataError, MissingInputError
+from remask.schema import Json, Values
 from remask.tokenizer import foreign, shield, timed
 
 Kind = Literal["byte-bpe", "wordpiece", "other"]
@@ -41,7 +42,7 @@ _CONFIG_KEYS = {"bos": ("bos_token", "cls_token"), "eos": ("eos_token", "sep_tok
 class Tokenizer:
     """A vocabulary in use. Picklable and cheap to hand to worker processes as its folder."""
 
-    def __init__(self, description: Mapping[str, Any], special_names: Mapping[str, str] | None = None) -> None:
+    def __init__(self, description: Values, special_names: Mapping[str, str] | None = None) -> None:
         """`description` is the content of a tokenizer.json; `special_names` says which entries play which role."""
         self._description = _clean(description)
         try:
@@ -100,7 +101,7 @@ class Tokenizer:
         _trim_spaces(text, spans)
         return np.array(encoding.ids, np.int32), spans
 
-    def library_encoding(self, text: str) -> tokenizers.Encoding | timed.Encoded:
+    def library_encoding(self, text: str) -> tokenizers.Encoding | timed.PlainEncoding:
         """What the tokenizers library says about a text, without special tokens."""
         text = self._safe(text)
         if self._timed is not None and (self._explodes or len(text) > timed.SHORT):
@@ -141,12 +142,12 @@ class Tokenizer:
         byte_level = self.kind == "byte-bpe" or (
             (self._description.get("decoder") or {}).get("type") == "ByteLevel" and _is_byte_level(self.tokens)
         )
-        found = [_token_bytes(name, byte_level, self.kind) for name in self.tokens]
+        token_bytes = [_token_bytes(name, byte_level, self.kind) for name in self.tokens]
         for number, token in self._added.items():
-            found[number] = token.content.encode()
+            token_bytes[number] = token.content.encode()
         for number in self.special_ids:
-            found[number] = b""
-        return found
+            token_bytes[number] = b""
+        return token_bytes
 
     @cached_property
     def token_lengths(self) -> np.ndarray:
@@ -155,7 +156,7 @@ class Tokenizer:
     # ------------------------------------------------------------------------------------------------ files
 
     @property
-    def description(self) -> dict[str, Any]:
+    def description(self) -> Json:
         """The content of its tokenizer.json, a copy."""
         return orjson.loads(self._json)
 
@@ -167,8 +168,8 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 of everything that decides an id."""
-        facts = {"tokenizer": self.description, "specials": dict(self.special_names)}
-        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+        identity = {"tokenizer": self.description, "specials": dict(self.special_names)}
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
         """The files that this project and transformers read."""
@@ -184,8 +185,8 @@ class Tokenizer:
         roles = {f"{role}_token": name for role, name in names.items()}
         roles |= {"cls_token": names["bos"], "sep_token": names["eos"]}
         mask = {"content": names["mask"], "single_word": False, "lstrip": True, "rstrip": False, "normalized": False}
-        config: dict[str, Any] = {**roles, "model_max_length": 512}
-        special_map: dict[str, Any] = dict(roles)
+        config: Json = {**roles, "model_max_length": 512}
+        special_map: Json = dict(roles)
         files: dict[str, bytes] = {}
         if self.kind == "byte-bpe":
             config |= {"tokenizer_class": "RobertaTokenizer", "add_prefix_space": False, "trim_offsets": True}
@@ -227,7 +228,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
 # ------------------------------------------------------------------------------------------------- details
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> Json:
     if path.stat().st_size > MAX_FILE_BYTES:
         raise DataError(f"{path.name} has {path.stat().st_size:,} bytes: no vocabulary")
     try:
@@ -256,16 +257,16 @@ def _named_specials(folder: Path) -> dict[str, str]:
 
 
 def _find_specials(ids: Mapping[str, int], named: Mapping[str, str]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for role, candidates in SPECIAL_NAMES.items():
         known = [name for name in (named.get(role), *candidates) if name is not None and name in ids]
         if not known:
             raise DataError(f"the vocabulary has no {role} token (one of {', '.join(candidates)})")
-        found[role] = known[0]
-    return found
+        names[role] = known[0]
+    return names
 
 
-def _clean(description: Mapping[str, Any]) -> dict[str, Any]:
+def _clean(description: Values) -> Json:
     """Without what would cut, pad or randomise a text behind the caller's back."""
     cleaned = {**description, "truncation": None, "padding": None}
     if isinstance(model := description.get("model"), Mapping) and model.get("dropout") is not None:
@@ -286,7 +287,7 @@ def _shielded_library(content: str, plain: tokenizers.Tokenizer, names: Collecti
     return library
 
 
-def _kind(description: Mapping[str, Any], special_names: Collection[str]) -> Kind:
+def _kind(description: Values, special_names: Collection[str]) -> Kind:
     """byte-bpe promises more than the model's type: bytes in, the same bytes out, words as GPT-2 cuts them. Added
     tokens that are no special ones are found in a text before it is cut into words, so they break that promise."""
     model = (description.get("model") or {}).get("type")

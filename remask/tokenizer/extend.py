@@ -13,7 +13,6 @@ import heapq
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from remask.errors import DataError
 from remask.tokenizer.codec import Tokenizer
@@ -58,7 +57,7 @@ def _most_frequent(words: Words) -> list[tuple[bytes, int]]:
     return [entry for entry, end in zip(ordered, ends, strict=True) if end <= MAX_BYTES]
 
 
-def _as_written(old: Sequence[Any], merges: Sequence[tuple[str, str]]) -> list[Any]:
+def _as_written(old: Sequence[object], merges: Sequence[tuple[str, str]]) -> list[object]:
     """Files have merges as "a b" or as ["a", "b"]; the library takes no mixture."""
     if old and isinstance(old[0], str):
         return [" ".join(pair) for pair in merges]

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from remask.errors import DataError
+from remask.schema import Json
 
 FIRST_SPECIALS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
@@ -21,7 +21,7 @@ WORDS = "vocab.txt"
 _WORDPIECE_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-def byte_bpe(entries: list[str], merges: list[tuple[str, str]]) -> dict[str, Any]:
+def byte_bpe(entries: list[str], merges: list[tuple[str, str]]) -> Json:
     """A RoBERTa tokenizer.json: `entries` by id without the five special tokens, `merges` by rank."""
     vocabulary = {name: number for number, name in enumerate([*FIRST_SPECIALS, *entries, MASK])}
     if len(vocabulary) != len(entries) + len(FIRST_SPECIALS) + 1:
@@ -67,7 +67,7 @@ def byte_bpe(entries: list[str], merges: list[tuple[str, str]]) -> dict[str, Any
     }
 
 
-def read_tables(path: Path) -> dict[str, Any]:
+def read_tables(path: Path) -> Json:
     """From a folder with the tables, or one of its files."""
     if path.name == WORDS and path.is_file():
         return _read_wordpiece(path)
@@ -92,7 +92,7 @@ def read_tables(path: Path) -> dict[str, Any]:
     )
 
 
-def _read_wordpiece(path: Path) -> dict[str, Any]:
+def _read_wordpiece(path: Path) -> Json:
     """BERT's table: the line's number is the id. tokenizer_config.json beside it says how text is normalised; where
     there is none, a table with capital letters is a cased one."""
     entries = [line.rstrip("\r") for line in _read(path).removesuffix("\n").split("\n")]
@@ -139,7 +139,7 @@ def _read_wordpiece(path: Path) -> dict[str, Any]:
     }
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> Json:
     """A JSON object; an empty one where there is no such file."""
     if not path.is_file():
         return {}

@@ -8,13 +8,14 @@ and everything else stay. Not here: the vocabulary under its real names, for fil
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection
+
+from remask.schema import Json, Values
 
 MARK = "\ufdd0"  # a code point that Unicode promises never to make a character
 
 
-def without_special_words(description: Mapping[str, Any], names: Collection[str]) -> dict[str, Any] | None:
+def without_special_words(description: Values, names: Collection[str]) -> Json | None:
     """The content of a tokenizer.json whose model cannot emit the ids of `names` for a text that says them; None where
     the given one cannot either. The token for what is unknown stays what it is: only its name is no text."""
     model = dict(description.get("model") or {})
@@ -43,7 +44,7 @@ def without_special_words(description: Mapping[str, Any], names: Collection[str]
     return {**description, "model": model, "added_tokens": changed}
 
 
-def _can_say(model: Mapping[str, Any], held: Collection[str]) -> bool:
+def _can_say(model: Values, held: Collection[str]) -> bool:
     """A BPE says only single characters and what its merges make, unless it looks whole words up first."""
     if model.get("type") != "BPE":
         return True

@@ -27,6 +27,7 @@ import tokenizers
 
 from remask import signals
 from remask.errors import DataError, UnavailableError
+from remask.schema import Values
 from remask.workers import die_with_parent
 
 SECONDS_FOR_ANY = 2.0  # below serve's stall_s, so that the engine lives to say what happened
@@ -38,7 +39,7 @@ _LENGTH = struct.Struct("<Q")
 _PROPERTY = re.compile(r"\\[pP](?:\{[^}]*\}|[A-Za-z])|\\[hHRX]|\[:\^?\w+:\]")
 
 
-class Encoded(NamedTuple):
+class PlainEncoding(NamedTuple):
     """What is used of the library's own answer."""
 
     ids: list[int]
@@ -60,28 +61,28 @@ def panics() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------------- judging
 
 
-def patterns(description: Mapping[str, Any]) -> list[str]:
+def patterns(description: Values) -> list[str]:
     """The regular expressions that a text goes through."""
-    found: list[str] = []
+    patterns: list[str] = []
     waiting: list[Any] = [description.get("normalizer"), description.get("pre_tokenizer")]
     while waiting:
         value = waiting.pop()
         if isinstance(value, Mapping):
             if isinstance(value.get("Regex"), str):
-                found.append(value["Regex"])
+                patterns.append(value["Regex"])
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
-    return found
+    return patterns
 
 
-def is_slow(description: Mapping[str, Any]) -> bool:
+def is_slow(description: Values) -> bool:
     """Whether the time of a long text may grow faster than its length."""
     model = description.get("model") or {}
     return bool(patterns(description)) or (model.get("max_input_chars_per_word") or 0) > _MAX_WORD
 
 
-def explosive(description: Mapping[str, Any]) -> list[str]:
+def explosive(description: Values) -> list[str]:
     """The patterns with a repeat inside a repeat, or that cannot be judged: a short text can be enough for them."""
     return [pattern for pattern in patterns(description) if _can_explode(pattern)]
 
@@ -131,10 +132,10 @@ class TimedEncoder:
     def __init__(self, description: str) -> None:
         self._description = description
         self._process: subprocess.Popen[bytes] | None = None
-        self._end: weakref.finalize[Any, Any] | None = None
+        self._end: weakref.finalize | None = None
         self._lock = threading.Lock()
 
-    def encode(self, texts: Sequence[str]) -> list[Encoded]:
+    def encode(self, texts: Sequence[str]) -> list[PlainEncoding]:
         with self._lock:
             process = self._started()
             seconds = SECONDS_FOR_ANY + sum(map(len, texts)) / CHARACTERS_PER_SECOND
@@ -149,7 +150,7 @@ class TimedEncoder:
             )
         if isinstance(answer, str):
             raise DataError(answer)
-        return [Encoded(ids, [(start, end) for start, end in offsets], words) for ids, offsets, words in answer]
+        return [PlainEncoding(ids, [(start, end) for start, end in offsets], words) for ids, offsets, words in answer]
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -199,7 +200,7 @@ def _ended(process: subprocess.Popen[bytes]) -> None:
                 pipe.close()
 
 
-def _send(pipe: IO[bytes], value: Any) -> None:
+def _send(pipe: IO[bytes], value: object) -> None:
     data = orjson.dumps(value)
     with contextlib.suppress(BrokenPipeError):  # gone: the answer, which does not come, says so
         pipe.write(_LENGTH.pack(len(data)) + data)

@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer as Library
@@ -29,6 +28,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from remask import artifacts
 from remask.errors import DataError
+from remask.schema import Json
 from remask.tokenizer.bulk import Blocks, pieces_of
 from remask.tokenizer.codec import BYTE_OF_LETTER, LETTER_OF_BYTE, Tokenizer
 from remask.tokenizer.foreign import byte_bpe
@@ -252,7 +252,7 @@ def _bytes(letters: str) -> bytes:
     return bytes(BYTE_OF_LETTER[letter] for letter in letters)
 
 
-def _model_of(library: Library) -> dict[str, Any]:
+def _model_of(library: Library) -> Json:
     return json.loads(library.to_str())["model"]
 
 

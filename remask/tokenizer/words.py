@@ -197,9 +197,9 @@ class TokenStarts:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Bools per token: pre-token starts, word starts. `begins` is each token's first byte in `text` (uint8),
         `line_starts` the index of each first token of what was encoded by itself."""
-        facts = self._facts[ids]
-        first, last = (facts & 15).astype(np.uint8), (facts >> 4 & 15).astype(np.uint8)
-        leading, lone = (facts & _LEADING) != 0, (facts & _LONE_SPACE) != 0
+        bits = self._facts[ids]
+        first, last = (bits & 15).astype(np.uint8), (bits >> 4 & 15).astype(np.uint8)
+        leading, lone = (bits & _LEADING) != 0, (bits & _LONE_SPACE) != 0
         _look_up(first, last, leading, begins, text)
         previous = np.empty_like(last)
         previous[0:1] = SPACE
@@ -212,7 +212,7 @@ class TokenStarts:
         after_lone = np.zeros(len(ids), bool)  # there the space belongs to the apostrophe's own pre-token
         after_lone[1:] = lone[:-1]
         after_lone[line_starts] = False
-        apostrophe = ((facts & _APOSTROPHE) != 0) & pre & ~after_lone
+        apostrophe = ((bits & _APOSTROPHE) != 0) & pre & ~after_lone
         contraction = _contractions(apostrophe, begins, text, line_starts, pre)
         stretch = leading | white | (previous == SPACE) | (first == BARE)
         stretch |= ((previous == BARE) | (previous == BARE_MARK)) & (first != BARE_MARK)
@@ -292,20 +292,20 @@ def _contractions(
     candidates: np.ndarray, begins: np.ndarray, text: np.ndarray, line_starts: np.ndarray, pre: np.ndarray
 ) -> np.ndarray:
     """Tokens that start a contraction; moves the pre-token starts to its two ends in `pre`."""
-    found = np.zeros(len(candidates), bool)
+    is_word = np.zeros(len(candidates), bool)
     tokens = np.flatnonzero(candidates)
     if len(tokens) == 0:
-        return found
+        return is_word
     # A line's end: the first token of the next line starts beyond it.
     line_of = np.searchsorted(line_starts, tokens, side="right")
     limits = np.append(begins[line_starts[1:]], len(text))[line_of - 1]
     places = begins[tokens]
-    one, two = (text[np.minimum(places + n, len(text) - 1)] for n in (1, 2))
-    pair = one.astype(np.int64) << 8 | two
+    second, third = (text[np.minimum(places + n, len(text) - 1)] for n in (1, 2))
+    pair = second.astype(np.int64) << 8 | third
     long = np.isin(pair, [ord(w[0]) << 8 | ord(w[1]) for w in ("re", "ve", "ll")]) & (places + 2 < limits)
-    short = np.isin(one, [ord(w) for w in "stmd"]) & (places + 1 < limits)
+    short = np.isin(second, [ord(w) for w in "stmd"]) & (places + 1 < limits)
     lengths = np.where(short, 2, np.where(long, 3, 0))
-    found[tokens[lengths > 0]] = True
+    is_word[tokens[lengths > 0]] = True
     tokens, ends = tokens[lengths > 0], np.minimum(places + lengths, limits)[lengths > 0]
     for step in (1, 2, 3):  # a contraction has at most three tokens
         following = tokens + step
@@ -313,4 +313,4 @@ def _contractions(
         following, upto = following[inside], ends[inside]
         pre[following[begins[following] < upto]] = False
         pre[following[begins[following] == upto]] = True
-    return found
+    return is_word

@@ -12,10 +12,9 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from remask.errors import ConfigError, Stopped
-from remask.schema import BatchSource
+from remask.schema import BatchSource, Json
 from remask.train.job import Job
 from remask.train.session import Session, forward_backward
 from remask.train.settings import TrainSettings
@@ -33,7 +32,7 @@ TOLERANCE = 0.03  # of the minutes: a plan that misses by less stands
 Cost = tuple[float, float, float]  # a stretch of the run: its share of the steps, seconds of its first and last step
 
 
-def of(settings: TrainSettings) -> dict[str, Any]:
+def of(settings: TrainSettings) -> Json:
     """The budget as stored in a checkpoint: a run asked for another one is planned anew."""
     return {name: getattr(settings, name) for name in ("steps", "tokens", "epochs", "minutes")}
 

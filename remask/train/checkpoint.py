@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from remask.artifacts import Artifact, newest, open_artifact, publish
 from remask.errors import DataError, RemaskError
+from remask.schema import Json, Values
 
 STAGE = "checkpoint"
 STATE_VERSION = 1
@@ -47,8 +48,8 @@ Files = Mapping[str, bytes | Path]
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """A safetensors file, written tensor by tensor: no second copy of the model in memory, and a full disk shows as
     the OSError that it is."""
-    facts = {name: (_TYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
-    with tensor_file(path, facts) as write:
+    shapes = {name: (_TYPES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+    with tensor_file(path, shapes) as write:
         for _, tensor in sorted(tensors.items()):
             write(tensor)
 
@@ -57,7 +58,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 def tensor_file(path: Path, facts: Mapping[str, tuple[str, tuple[int, ...]]]) -> Iterator[Callable[[Tensor], None]]:
     """A safetensors file for tensors of these types and shapes, which are then written one by one, sorted by name."""
     sizes = {kind: dtype.itemsize for dtype, kind in _TYPES.items()}
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: Json = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (kind, shape) in sorted(facts.items()):
         size = math.prod(shape) * sizes[kind]
@@ -111,7 +112,7 @@ class Checkpoints:
         self,
         step: int,
         tensors: Mapping[str, Mapping[str, Tensor]],
-        state: Mapping[str, Any],
+        state: Values,
         needed: int | None = None,
         also: Callable[[Path], None] | None = None,
     ) -> Artifact:
@@ -119,7 +120,7 @@ class Checkpoints:
         step of one that stays, however old; `also` puts further files into the folder before it is published."""
         folder = self._of(step)
 
-        def fill(aside: Path) -> dict[str, Any]:
+        def fill(aside: Path) -> Json:
             for name, content in self._carried.items():
                 target = aside / name
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -186,7 +187,7 @@ class Checkpoints:
         return True
 
 
-def read_state(artifact: Artifact) -> dict[str, Any]:
+def read_state(artifact: Artifact) -> Json:
     path = artifact.path("state.json")
     state = json.loads(path.read_text(encoding="utf-8"))
     if state.get("version") != STATE_VERSION:

@@ -9,10 +9,11 @@ to a checkpoint (loop).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
+
+from remask.schema import Json, Values
 
 WINDOW = 256
 RECENT = 64
@@ -26,7 +27,7 @@ class Consumed:
 
     Batches are a pure function of the cursor, so beyond that the two cursors still name them all."""
 
-    def __init__(self, from_cursor: Mapping[str, Any], examples: list[int] | None = None, count: int = 0) -> None:
+    def __init__(self, from_cursor: Values, examples: list[int] | None = None, count: int = 0) -> None:
         self._from_cursor, self.count = dict(from_cursor), count
         self._examples: list[int] | None = list(examples or []) if len(examples or []) == count else None
 
@@ -37,11 +38,11 @@ class Consumed:
         if self.count > MOST_NAMED:
             self._examples = None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return {"from_cursor": self._from_cursor, "examples": self._examples, "count": self.count}
 
 
-class Guard:
+class StepGuard:
     """Judges each step; remembers what was skipped."""
 
     def __init__(self, spike_sigmas: float) -> None:
@@ -49,8 +50,8 @@ class Guard:
         self.losses: list[float] = []
         self.bad_in_a_row = 0
         self.spikes_in_a_row = 0
-        self.skipped: list[dict[str, Any]] = []
-        self.rollbacks: list[dict[str, Any]] = []
+        self.skipped: list[Json] = []
+        self.rollbacks: list[Json] = []
 
     def judge(self, loss: float, grad_norm: float) -> str:
         """ "" to take the update, or why not."""
@@ -72,11 +73,11 @@ class Guard:
     def record_skip(self, step: int, reason: str, examples: Sequence[int]) -> None:
         self.skipped.append({"step": step, "reason": reason, "examples": list(examples)})
 
-    def record_rollback(self, step: int, to_step: int, passed: Consumed, to_cursor: Mapping[str, Any]) -> None:
+    def record_rollback(self, step: int, to_step: int, passed: Consumed, to_cursor: Values) -> None:
         self.rollbacks.append({"step": step, "to_step": to_step, **passed.state(), "to_cursor": dict(to_cursor)})
         self.bad_in_a_row = 0
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return {
             "losses": self.losses,
             "bad_in_a_row": self.bad_in_a_row,
@@ -85,7 +86,7 @@ class Guard:
             "rollbacks": self.rollbacks,
         }
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Values) -> None:
         self.losses = list(state["losses"])
         self.bad_in_a_row = state["bad_in_a_row"]
         self.spikes_in_a_row = state["spikes_in_a_row"]

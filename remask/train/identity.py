@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from remask.errors import ConfigError
 
-Change = tuple[str, Any, Any]  # key, value before, value now
+Change = tuple[str, object, object]  # key, value before, value now
 
 
 def is_allowed(key: str, allow_change: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from remask.schema import BatchSource, Objective
+from remask.schema import BatchSource, Objective, Values
 from remask.train.checkpoint import Files
 from remask.train.settings import TrainSettings
 
@@ -47,7 +47,7 @@ class Job:
     settings: TrainSettings
     folder: Path
     seed: int
-    identity: Mapping[str, Any]
+    identity: Values
     carried: Files
     evaluate: Evaluate | None = None
     allow_change: Sequence[str] = ()

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from remask.artifacts import output_errors
+from remask.schema import Values
 
 
-class Metrics:
+class MetricsLog:
     """The open file of one run."""
 
     def __init__(self, path: Path, size: int) -> None:
@@ -31,7 +31,7 @@ class Metrics:
     def size(self) -> int:
         return self._file.tell()
 
-    def write(self, step: int, seconds: float, values: Mapping[str, Any]) -> None:
+    def write(self, step: int, seconds: float, values: Values) -> None:
         line = {"step": step, "time": round(seconds, 3), **{name: plain(value) for name, value in values.items()}}
         with output_errors(self.path):
             self._file.write(json.dumps(line, allow_nan=False, ensure_ascii=False).encode() + b"\n")

@@ -14,16 +14,15 @@ from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from remask.allocator import keep_freed_memory
 from remask.errors import Stopped, UnavailableError
 from remask.progress import Stage
-from remask.schema import Batch, BatchSource
+from remask.schema import Batch, BatchSource, Json
 from remask.train.session import forward_backward
 from remask.train.training import GO_ON, Training
 
-Taken = tuple[list[Batch], dict[str, Any]]
+Taken = tuple[list[Batch], Json]
 
 _LAST_SECONDS = 5.0  # for a thread to end when the run does; one that hangs is left behind
 
@@ -94,7 +93,7 @@ class Ahead:
 
     def __init__(self, source: BatchSource, in_thread: bool, timeout_seconds: float) -> None:
         self._source, self._in_thread, self._timeout_seconds = source, in_thread, timeout_seconds
-        self._expected: dict[str, Any] | None = None
+        self._expected: Json | None = None
         self._coming: Future[Taken] | None = None
         self._thread: threading.Thread | None = None
 
@@ -109,7 +108,7 @@ class Ahead:
         """Go on with another source; what was made ahead is dropped."""
         self._source, self._coming = source, None
 
-    def take(self, cursor: dict[str, Any]) -> Taken:
+    def take(self, cursor: Json) -> Taken:
         if not self._in_thread:
             return self._source.take(cursor)
         if self._coming is None or self._expected != cursor:
@@ -118,7 +117,7 @@ class Ahead:
         self._start(taken[1])
         return taken
 
-    def _start(self, cursor: dict[str, Any]) -> None:
+    def _start(self, cursor: Json) -> None:
         self._expected, self._coming = cursor, Future()
         # A daemon, so that a source that hangs does not keep the process from ending.
         work = (self._source, cursor, self._coming)
@@ -136,7 +135,7 @@ class Ahead:
         return self._coming.result()
 
 
-def _make(source: BatchSource, cursor: dict[str, Any], coming: Future[Taken]) -> None:
+def _make(source: BatchSource, cursor: Json, coming: Future[Taken]) -> None:
     try:
         coming.set_result(source.take(cursor))
     except BaseException as error:

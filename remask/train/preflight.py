@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from remask.progress import duration
+from remask.schema import Values
 from remask.train.optim import warmup_steps
 from remask.train.settings import TrainSettings
 
@@ -111,83 +111,84 @@ def paper_rate(tokens_per_step: float) -> float:
     return last[1] * math.sqrt(tokens_per_step / last[0])
 
 
-def lines(facts: Facts, settings: TrainSettings) -> list[str]:
-    learning = "" if facts.trainable == facts.parameters else f", {_million(facts.trainable)} of them learn"
-    shown = [f"model: {_million(facts.parameters)} parameters{learning}"]
-    rows = f"{facts.rows_per_step:,.0f} rows, {facts.tokens_per_step:,.0f} tokens a step"
-    if facts.num_steps is None:
-        shown.append(f"data: {rows}; {facts.steps_per_epoch:,.0f} steps a pass; {settings.minutes:g} minutes")
+def lines(checks: Facts, settings: TrainSettings) -> list[str]:
+    learning = "" if checks.trainable == checks.parameters else f", {_million(checks.trainable)} of them learn"
+    shown = [f"model: {_million(checks.parameters)} parameters{learning}"]
+    rows = f"{checks.rows_per_step:,.0f} rows, {checks.tokens_per_step:,.0f} tokens a step"
+    if checks.num_steps is None:
+        shown.append(f"data: {rows}; {checks.steps_per_epoch:,.0f} steps a pass; {settings.minutes:g} minutes")
     else:
-        read = f"{_million(facts.planned_tokens)} tokens = {facts.planned_passes:.2f} passes"
-        shown.append(f"data: {rows}; {facts.num_steps:,} steps = {read}")
-    if facts.first_rows is not None:
+        read = f"{_million(checks.planned_tokens)} tokens = {checks.planned_passes:.2f} passes"
+        shown.append(f"data: {rows}; {checks.num_steps:,} steps = {read}")
+    if checks.first_rows is not None:
         shown.append(
-            f"batch: grows from {facts.first_rows:,} to {facts.rows_per_step:,.0f} rows in the first "
-            f"{facts.growing_share:.0%} of the steps"
+            f"batch: grows from {checks.first_rows:,} to {checks.rows_per_step:,.0f} rows in the first "
+            f"{checks.growing_share:.0%} of the steps"
         )
-    if facts.short_length is not None:
+    if checks.short_length is not None:
         shown.append(
-            f"rows: {facts.short_length} tokens in the first {facts.short_share:.0%} of the steps, then {facts.length}"
+            f"rows: {checks.short_length} tokens in the first {checks.short_share:.0%} of the steps, "
+            f"then {checks.length}"
         )
     shown.append(
         f"learning rate: {settings.learning_rate:g} by {settings.optimizer}, {settings.schedule}; the paper's rule for "
-        f"the base size says {paper_rate(facts.tokens_per_step):.1e} at this batch; smaller networks bear more"
+        f"the base size says {paper_rate(checks.tokens_per_step):.1e} at this batch; smaller networks bear more"
     )
-    disk = f"{_bytes((settings.keep_checkpoints + 1) * facts.checkpoint_bytes)} of disk for checkpoints"
-    each = " for each rank" if facts.ranks > 1 else ""
-    shown.append(f"needs about {_bytes(facts.memory_bytes)} of memory{each} and {disk}")
-    if facts.ranks > 1:
+    disk = f"{_bytes((settings.keep_checkpoints + 1) * checks.checkpoint_bytes)} of disk for checkpoints"
+    each = " for each rank" if checks.ranks > 1 else ""
+    shown.append(f"needs about {_bytes(checks.memory_bytes)} of memory{each} and {disk}")
+    if checks.ranks > 1:
         shown.append(
-            f"ranks: {facts.ranks} by {facts.parallel}, micro-batches a step: {facts.micro_batches:,}; each sends "
-            f"about {_bytes(facts.traffic_bytes)} a step and receives as much"
+            f"ranks: {checks.ranks} by {checks.parallel}, micro-batches a step: {checks.micro_batches:,}; each sends "
+            f"about {_bytes(checks.traffic_bytes)} a step and receives as much"
         )
-    if facts.num_steps is not None and facts.flops_per_second:
-        seconds = facts.planned_tokens * facts.flops_per_token / (REACHED * facts.flops_per_second)
+    if checks.num_steps is not None and checks.flops_per_second:
+        seconds = checks.planned_tokens * checks.flops_per_token / (REACHED * checks.flops_per_second)
         shown.append(f"takes about {duration(seconds)} on this machine (from its speed at matrix products; rough)")
     return shown
 
 
-def warnings(facts: Facts, settings: TrainSettings) -> list[str]:
+def warnings(checks: Facts, settings: TrainSettings) -> list[str]:
     warned = []
-    small_batch = facts.tokens_per_step < PAPER_RATES[0][0]
-    if facts.post_norm and small_batch and settings.learning_rate >= PLATEAU_RATE and facts.hidden_size >= 384:
+    small_batch = checks.tokens_per_step < PAPER_RATES[0][0]
+    if checks.post_norm and small_batch and settings.learning_rate >= PLATEAU_RATE and checks.hidden_size >= 384:
         warned.append(
             f"learning rate {settings.learning_rate:g} with norm: post is known to stay at word frequencies or to "
             "diverge with small batches; 5e-4, or model.norm=pre, does not"
         )
-    rule = paper_rate(facts.tokens_per_step)
-    wide = facts.post_norm and facts.hidden_size >= BASE_WIDTH
+    rule = paper_rate(checks.tokens_per_step)
+    wide = checks.post_norm and checks.hidden_size >= BASE_WIDTH
     if wide and settings.optimizer == "adamw" and settings.learning_rate > FAR_ABOVE * rule:
         warned.append(
             f"learning rate {settings.learning_rate:g} is {settings.learning_rate / rule:.0f} times the paper's rule "
             f"for this batch ({rule:.1e}): a network as wide as base may diverge; a larger data.batch.num_rows or a "
             "lower rate is safer"
         )
-    bearable = _OPTIMIZER[settings.optimizer] * BEYOND * rule * max(1.0, BASE_WIDTH / facts.hidden_size)
+    bearable = _OPTIMIZER[settings.optimizer] * BEYOND * rule * max(1.0, BASE_WIDTH / checks.hidden_size)
     if not (wide and settings.optimizer == "adamw") and settings.learning_rate > bearable:
         warned.append(
             f"learning rate {settings.learning_rate:g} is {settings.learning_rate / rule:,.0f} times the paper's rule "
             f"for this batch ({rule:.1e}), far above what smaller networks bear: it will likely diverge or stay at "
             f"word frequencies; far below {_round_down(bearable):g} is safer"
         )
-    if facts.post_norm and settings.warmup == 0:
+    if checks.post_norm and settings.warmup == 0:
         warned.append("norm: post without a warmup is known to diverge; train.warmup=0.06 is a good start")
-    if facts.num_steps is not None:
-        epochs = facts.planned_passes
+    if checks.num_steps is not None:
+        epochs = checks.planned_passes
         if epochs > MANY_EPOCHS:
             warned.append(
-                f"the corpus is small for {facts.num_steps:,} steps: every passage would be read {epochs:,.0f} times; "
-                f"{max(1, int(facts.num_steps * MANY_EPOCHS / epochs)):,} steps or more text would serve better"
+                f"the corpus is small for {checks.num_steps:,} steps: every passage would be read {epochs:,.0f} times; "
+                f"{max(1, int(checks.num_steps * MANY_EPOCHS / epochs)):,} steps or more text would serve better"
             )
-        if warmup_steps(settings, facts.num_steps) >= facts.num_steps:
-            warned.append(f"the warmup ({settings.warmup:g} steps) does not end within {facts.num_steps:,} steps")
-    if facts.free_bytes < (settings.keep_checkpoints + 1) * facts.checkpoint_bytes:
-        warned.append(f"only {_bytes(facts.free_bytes)} of disk are free there")
+        if warmup_steps(settings, checks.num_steps) >= checks.num_steps:
+            warned.append(f"the warmup ({settings.warmup:g} steps) does not end within {checks.num_steps:,} steps")
+    if checks.free_bytes < (settings.keep_checkpoints + 1) * checks.checkpoint_bytes:
+        warned.append(f"only {_bytes(checks.free_bytes)} of disk are free there")
     return warned
 
 
 def data_warnings(
-    data: Mapping[str, Any], *, sentence_loss: str = "none", causal_share: float = 0.0, repeat: str = "dynamic"
+    data: Values, *, sentence_loss: str = "none", causal_share: float = 0.0, repeat: str = "dynamic"
 ) -> list[str]:
     """What the counts of the rows (`Batches.describe`) say against the settings."""
     warned = []

@@ -26,7 +26,7 @@ from remask.precision import Precision, choose_device, choose_precision, product
 from remask.schema import Batch, Loss
 from remask.train import checkpoint, slices
 from remask.train.distributed import World, peers
-from remask.train.guard import Guard
+from remask.train.guard import StepGuard
 from remask.train.job import Evaluate, Evaluation, Job
 from remask.train.narrow import NarrowWeights
 from remask.train.optim import Average, Optimizer, lr_fraction
@@ -67,7 +67,7 @@ class Session:
         self._narrow = NarrowWeights(self.model) if job.settings.weights == "bf16-master" else None
         self.optimizer = Optimizer(self.model, job.settings, self.shards)
         self._average = Average(self.model, job.settings.ema_decay) if job.settings.ema_decay else None
-        self.guard = Guard(job.settings.spike_sigmas)
+        self.guard = StepGuard(job.settings.spike_sigmas)
         self.step = 0
         self.learning_rate = 0.0
         self._metric_names: set[str] = set()

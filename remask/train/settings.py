@@ -19,7 +19,7 @@ class TrainSettings(Config):
     """Everything the loop reads. Of several budgets the one that ends first counts."""
 
     # How long.
-    steps: int | None = setting(None, "Budget in optimizer steps.", ge=1)
+    steps: int | None = setting(None, "Budget in optimizer steps; 0: measure and save the start itself.", ge=0)
     tokens: int | None = setting(None, "Budget in tokens read (without padding).", ge=1)
     epochs: float | None = setting(None, "Budget in passes over the data.", gt=0)
     minutes: float | None = setting(

@@ -73,14 +73,14 @@ def _rank_file(rank: int) -> str:
 
 def write_rank(folder: Path, rank: int, slices: Mapping[str, Mapping[str, Slice]]) -> None:
     """Own slices by kind and name, on the disk when this returns."""
-    named = {f"{kind}/{name}": one for kind, of_kind in slices.items() for name, one in of_kind.items()}
+    named = {f"{kind}/{name}": part for kind, of_kind in slices.items() for name, part in of_kind.items()}
     path = folder / _rank_file(rank)
-    write_tensors(path, {name: one.rows for name, one in named.items()})
-    facts = {
-        name: {"shape": list(one.shape), "offset": [one.start, *(0 for _ in one.shape[1:])] if one.shape else []}
-        for name, one in named.items()
+    write_tensors(path, {name: part.rows for name, part in named.items()})
+    table = {
+        name: {"shape": list(part.shape), "offset": [part.start, *(0 for _ in part.shape[1:])] if part.shape else []}
+        for name, part in named.items()
     }
-    path.with_suffix(".json").write_text(json.dumps(facts, indent=0, sort_keys=True) + "\n", encoding="utf-8")
+    path.with_suffix(".json").write_text(json.dumps(table, indent=0, sort_keys=True) + "\n", encoding="utf-8")
     sync_file(path)
     sync_file(path.with_suffix(".json"))
 
@@ -143,12 +143,12 @@ class Stored:
     def _add_rank(self, path: Path) -> None:
         table = path.with_suffix(".json")
         try:
-            facts = json.loads(table.read_bytes())
-            for full_name, one in facts.items():
+            slices = json.loads(table.read_bytes())
+            for full_name, part in slices.items():
                 kind, _, name = full_name.partition("/")
                 rows = self._open(path).get_slice(full_name).get_shape()
-                start = one["offset"][0] if one["offset"] else 0
-                place = _Place(path, full_name, tuple(one["shape"]), start, start + (rows[0] if rows else 0))
+                start = part["offset"][0] if part["offset"] else 0
+                place = _Place(path, full_name, tuple(part["shape"]), start, start + (rows[0] if rows else 0))
                 if tuple(rows[1:]) != place.shape[1:] or len(rows) != len(place.shape):
                     raise DataError(f"{path}: {full_name} does not have the shape that {table.name} gives")
                 self._places[kind].setdefault(name, []).append(place)

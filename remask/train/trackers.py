@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from remask.artifacts import write_json
 from remask.errors import UnavailableError, install_command
+from remask.schema import Json, Values
 
 Numbers = Mapping[str, float]
 
@@ -37,9 +38,7 @@ class Tracker(Protocol):
 class Trackers:
     """All trackers of one training; without any, nothing is imported or written."""
 
-    def __init__(
-        self, names: Sequence[str], folder: Path, config: Mapping[str, Any], warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, names: Sequence[str], folder: Path, config: Values, warn: Callable[[str], None]) -> None:
         for name in names:
             if importlib.util.find_spec(TRACKERS[name].library) is None:
                 raise UnavailableError(f"train.trackers: {name} is not installed: {install_command(name)}")
@@ -58,7 +57,7 @@ class Trackers:
                 for line in lines:
                     self._open[name].write(line["step"], _numbers(line))
 
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
+    def write(self, step: int, values: Values) -> None:
         for name, tracker in list(self._open.items()):
             with self._harmless(name):
                 tracker.write(step, _numbers(values))
@@ -80,7 +79,7 @@ class Trackers:
             self._warn(f"tracker {name} failed and is off for the rest of this run: {first_line[:200]}")
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(values: Values) -> dict[str, float]:
     """What a chart can show; samples, events and what is not finite stay in the file."""
     return {name: float(value) for name, value in values.items() if "/" in name and isinstance(value, int | float)}
 
@@ -120,7 +119,7 @@ class TensorBoard:
 
     library = "tensorboard"
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Values) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
         # Classes that protobuf makes at run time: no type checker sees them.
@@ -148,7 +147,7 @@ class Wandb:
 
     library = "wandb"
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Values) -> None:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -182,7 +181,7 @@ class MLflow:
 
     library = "mlflow"
 
-    def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, config: Values) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a plain folder, which needs no database
         from mlflow.entities import Metric, Param
@@ -210,11 +209,11 @@ class MLflow:
         self._client.set_terminated(self._sent.id)
 
 
-def _flat(config: Mapping[str, Any], before: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
+def _flat(config: Values, before: str = "") -> list[tuple[str, object]]:
+    pairs: list[tuple[str, object]] = []
     for key, value in config.items():
         pairs += _flat(value, f"{before}{key}.") if isinstance(value, Mapping) else [(f"{before}{key}", value)]
     return pairs
 
 
-TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}
+TRACKERS: Json = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}

@@ -13,20 +13,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from remask.artifacts import Artifact, open_artifact, output_errors
 from remask.config import differences
 from remask.errors import DataError, GaveUpError, Stopped
 from remask.progress import Progress
-from remask.schema import Batch
+from remask.schema import Batch, Json, Values
 from remask.train import budget, checkpoint
 from remask.train.budget import Pace, Plan
 from remask.train.distributed import World
-from remask.train.guard import Consumed, Guard
+from remask.train.guard import Consumed, StepGuard
 from remask.train.identity import refuse, shown
 from remask.train.job import Job
-from remask.train.log import Metrics, plain
+from remask.train.log import MetricsLog, plain
 from remask.train.session import Session, Step
 from remask.train.trackers import Trackers
 
@@ -43,10 +42,10 @@ class Training:
         settings = job.settings
         self._checkpoints = checkpoint.Checkpoints(job.folder, job.carried, settings.keep_checkpoints, progress.warn)
         self._trackers = Trackers(settings.trackers, job.folder, self._identity, progress.warn)
-        self._metrics: Metrics | None = None  # of the first rank
-        self._window = Window()
+        self._metrics: MetricsLog | None = None  # of the first rank
+        self._window = LogWindow()
         self.batches = job.batches
-        self.cursor: dict[str, Any] = {}
+        self.cursor: Json = {}
         self._plan = Plan(0, 0, 0)
         self._pace = Pace()
         self._tokens = 0
@@ -123,7 +122,7 @@ class Training:
         if self.world.is_first:
             with output_errors(job.folder):
                 job.folder.mkdir(parents=True, exist_ok=True)
-            self._metrics = Metrics(job.folder / "metrics.jsonl", log_size)
+            self._metrics = MetricsLog(job.folder / "metrics.jsonl", log_size)
             self._trackers.follow(self._metrics.path)
         if budget_before != budget.of(job.settings):
             self._adopt(budget.make_plan(job, self.session, self.seconds, self._say))
@@ -131,7 +130,9 @@ class Training:
         self.batches = job.batches.with_steps(self.num_steps)
         if newest is None:
             self.cursor = self.batches.first_cursor()
-            if self._save_every:
+            if self.num_steps == 0:
+                self._evaluate()
+            if self._save_every or self.num_steps == 0:
                 self.save()
             return
         self._say(f"  going on after step {self.step:,} of {self.num_steps:,} ({newest.folder.name})")
@@ -157,7 +158,7 @@ class Training:
             return newest
         return open_artifact(Path(folder), checkpoint.STAGE)
 
-    def _check_identity(self, saved: Artifact, state: Mapping[str, Any]) -> None:
+    def _check_identity(self, saved: Artifact, state: Values) -> None:
         changed = differences(state["identity"], self._identity)
         before, now = state["precision"]["name"], self.session.precision.name
         if before != now:  # `auto` on another machine
@@ -188,7 +189,7 @@ class Training:
 
     # ------------------------------------------------------------------------------------- log and evaluate
 
-    def finish_step(self, step: Step, micro_batches: Sequence[Batch], cursor: dict[str, Any], reason: str) -> None:
+    def finish_step(self, step: Step, micro_batches: Sequence[Batch], cursor: Json, reason: str) -> None:
         """Count the step, taken or skipped, and remember its numbers."""
         self.session.optimizer.zero_grad()
         self.session.step += 1
@@ -254,7 +255,7 @@ class Training:
         self._window_started += time.monotonic() - started  # not part of the training speed
         self._pace.side_seconds += time.monotonic() - started
 
-    def _write(self, values: Mapping[str, Any]) -> None:
+    def _write(self, values: Values) -> None:
         if self._metrics is not None:
             self._metrics.write(self.step, self.seconds, values)
             self._trackers.write(self.step, values)
@@ -297,7 +298,7 @@ class Training:
         self._saved_step = self.step
         self._pace.side_seconds += time.monotonic() - started
 
-    def _state(self) -> dict[str, Any]:
+    def _state(self) -> Json:
         return {
             **self.session.state(),
             "plan": asdict(self._plan),
@@ -316,11 +317,11 @@ class Training:
             "metrics_size": self._metrics.size if self._metrics is not None else 0,
         }
 
-    def _load(self, saved: Artifact, state: Mapping[str, Any]) -> int:
+    def _load(self, saved: Artifact, state: Values) -> int:
         """Everything as it was when the checkpoint was saved; gives the size that metrics.jsonl had."""
         self.session.load(saved, state)
         self._tokens, self._plan, self.cursor = state["tokens"], Plan(**state["plan"]), state["cursor"]
-        self._window = Window(state["window"])
+        self._window = LogWindow(state["window"])
         self.shown_loss = state["shown_loss"]
         self.last_metrics = {name: float(value) for name, value in state["last_metrics"].items()}
         self._seconds_before, self._started = state["seconds"], time.monotonic()
@@ -345,7 +346,7 @@ class Training:
         newest = self._newest()
         if newest is None:
             raise GaveUpError(f"step {self.step:,}: {guard.bad_in_a_row} bad steps in a row and no checkpoint yet")
-        session.guard = Guard(settings.spike_sigmas)
+        session.guard = StepGuard(settings.spike_sigmas)
         log_size = self._load(newest, checkpoint.read_state(newest))
         # Losses as of the checkpoint; the skips and rollbacks of the whole run.
         guard.losses, session.guard = session.guard.losses, guard
@@ -374,7 +375,7 @@ def _example_ids(micro_batches: Sequence[Batch]) -> list[int]:
     return [int(i) for batch in micro_batches if batch.example_ids_B is not None for i in batch.example_ids_B]
 
 
-class Window:
+class LogWindow:
     """Sums since the last line of the log, so that a line stands for all its steps. Part of the checkpoint."""
 
     def __init__(self, sums: Mapping[str, list[float]] | None = None) -> None:

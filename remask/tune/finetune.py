@@ -8,11 +8,11 @@ goes on. Not here: a seed's training (seed), one task (single), several at once 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from remask.progress import Progress
+from remask.schema import Json, Values
 from remask.tasks import metrics
 from remask.tune import several, single, sweep
 from remask.tune.seed import Report
@@ -21,7 +21,7 @@ from remask.tune.settings import FinetuneRun
 
 def finetune(
     run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), report: Report | None = None
-) -> dict[str, Any]:
+) -> Json:
     """All seeds, then the best one's model and results.json. `report` hears every score of the first seed."""
     if run.grid.given():
         return sweep.tune_grid(finetune, run, out, progress=progress, allow_change=allow_change)
@@ -37,7 +37,7 @@ def check(run: FinetuneRun, progress: Progress) -> None:
         single.prepare(run, progress)
 
 
-def render(values: Mapping[str, Any]) -> str:
+def render(values: Values) -> str:
     """The result for a person: the table of the best seed, the metrics with their spread, what to know."""
     lines = []
     if "grid" in values:
@@ -50,7 +50,7 @@ def render(values: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *score_lines(values, best, origin), f"model: {values['model']}"])
 
 
-def score_lines(values: Mapping[str, Any], tables: Mapping[str, Any], origin: str) -> list[str]:
+def score_lines(values: Values, tables: Values, origin: str) -> list[str]:
     """A model's tables and metrics. `origin`: where the numbers come from."""
     lines = []
     for table in ("table", "tags"):  # of tags: by type of entity, then by tag of word

@@ -97,7 +97,7 @@ class Part:
         problem = self.problem
         files = self.files
         return StoredTask(
-            problem.task, problem.kind, problem.labels, problem.metric, files.table, files.rows, files.decode
+            problem.task, problem.kind, problem.labels, problem.metric, files.table, files.rows, decode=files.decode
         )
 
 
@@ -179,9 +179,6 @@ def _model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
     if run.learn == "lora" and (reasons := no_class(settings, head_settings(run, start, problem))):
         why = f"transformers has no class for this network ({', '.join(reasons)})"
         notes.append(f"the model will have no adapter folder for peft: {why}")
-    top = run.train.trainable_top_layers
-    if top is not None and top > settings.num_layers:
-        notes.append(f"train.trainable_top_layers = {top}: the network has {settings.num_layers} layers, all learn")
     return notes
 
 

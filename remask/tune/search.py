@@ -1,4 +1,4 @@
-"""`remask search`: the best learning rate, batch, epochs and warmup of a fine-tuning run, with optuna.
+"""`remask tune`: the best learning rate, batch, epochs and warmup of a fine-tuning run, with optuna.
 
 In: what `finetune` takes (a run file or options), and under `search:` the ranges. Out: OUT/best.yaml, which
 `remask finetune` runs as it is; OUT/results.json and a table of all trials; OUT/trials/N (each a fine-tuning run; only
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +27,8 @@ from remask.tune.finetune import finetune
 from remask.tune.part import drop_weights, open_start
 from remask.tune.seed import Report, train_settings
 from remask.tune.seeds import check_identity
-from remask.tune.settings import TUNED, FinetuneRun, SearchRun
-from remask.tune.sweep import Trial, Trials, sweep
+from remask.tune.settings import TUNED, FinetuneRun, TuneRun
+from remask.tune.sweep import Outcome, Trial, sweep
 
 if TYPE_CHECKING:
     import optuna
@@ -43,14 +44,14 @@ class _Pruned(Exception):
 # ---------------------------------------------------------------------------------------------------- the search
 
 
-def search(run: SearchRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> dict[str, Any]:
+def search(run: TuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> dict[str, Any]:
     """Trials until there are as many as asked for; then best.yaml and results.json."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise UsageError("search runs in one process; give each trial's fine-tuning more ranks with finetune instead")
+        raise UsageError("tune runs in one process; give each trial's fine-tuning more ranks with finetune instead")
     optuna = _optuna()
     with artifacts.lock(out):
         identity = {"run": dump(run) | {"search": dump(run.search) | {"trials": None}}}
-        check_identity(identity, SearchRun(), out, allow_change)
+        check_identity(identity, TuneRun(), out, allow_change)
         artifacts.write_json(out / "run.json", {"identity": identity})
         # Only what was given: a value that stands in the file would be kept, and not searched, when it is run again.
         given = yaml.safe_dump(run.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True)
@@ -65,12 +66,12 @@ def _optuna() -> Any:
     try:
         import optuna
     except ImportError:
-        raise UnavailableError(f"search needs optuna: {install_command('search')}") from None
+        raise UnavailableError(f"tune needs optuna: {install_command('tune')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 
 
-def _spaces(run: SearchRun, optuna: Any) -> dict[str, optuna.distributions.BaseDistribution]:
+def _spaces(run: TuneRun, optuna: Any) -> dict[str, optuna.distributions.BaseDistribution]:
     """What varies, by its short name: neither what has one value only nor what the user gave a value of its own."""
     made, ranges = optuna.distributions, run.search
     rates = ranges.lr
@@ -92,7 +93,7 @@ def _spaces(run: SearchRun, optuna: Any) -> dict[str, optuna.distributions.BaseD
     return spaces
 
 
-def _study(run: SearchRun, out: Path, optuna: Any) -> optuna.Study:
+def _study(run: TuneRun, out: Path, optuna: Any) -> optuna.Study:
     """The journal as it is on the disk, without what a kill left of it."""
     journal = optuna.storages.journal
     path = out / "trials.journal"
@@ -108,7 +109,7 @@ def _study(run: SearchRun, out: Path, optuna: Any) -> optuna.Study:
     )
 
 
-def _next_trial(study: optuna.Study, spaces: Mapping[str, Any], run: SearchRun, optuna: Any) -> optuna.Trial | None:
+def _next_trial(study: optuna.Study, spaces: Mapping[str, Any], run: TuneRun, optuna: Any) -> optuna.Trial | None:
     """The trial that a kill cut short, or a new one; None where there are enough."""
     states = optuna.trial.TrialState
     open_ones = study.get_trials(states=(states.RUNNING,))
@@ -129,7 +130,7 @@ def _next_trial(study: optuna.Study, spaces: Mapping[str, Any], run: SearchRun, 
     return trial
 
 
-def _proposed(study: optuna.Study, spaces: Mapping[str, Any], run: SearchRun, optuna: Any) -> dict[str, Any]:
+def _proposed(study: optuna.Study, spaces: Mapping[str, Any], run: TuneRun, optuna: Any) -> dict[str, Any]:
     """The next values, from a sampler that knows the finished trials and has a seed of its own: no state to keep."""
     seed = key_of("search", run.seed, len(study.trials)) & 0x7FFF_FFFF
     if run.search.sampler == "random":
@@ -145,29 +146,33 @@ def _folder(out: Path, number: int) -> Path:
     return out / "trials" / str(number)
 
 
-def _fixed(run: SearchRun) -> FinetuneRun:
+def _fixed(run: TuneRun) -> FinetuneRun:
     """The fine-tuning run with the only value of what has a range of one."""
     values = {name: getattr(run.search, name) for name in TUNED if name not in run.given()}
     return run.with_values({name: ends[0] for name, ends in values.items() if ends and len(set(ends)) == 1})
 
 
 def _proposals(
-    study: optuna.Study, spaces: Mapping[str, Any], run: SearchRun, out: Path, progress: Progress, optuna: Any
-) -> Trials:
+    study: optuna.Study, spaces: Mapping[str, Any], run: TuneRun, out: Path, progress: Progress, optuna: Any
+) -> Iterator[Trial]:
     """Trials one after the other; optuna hears how each ended before it proposes the next."""
-    states = optuna.trial.TrialState
     while (trial := _next_trial(study, spaces, run, optuna)) is not None:
-        outcome = yield Trial(trial.params, _folder(out, trial.number), _reporter(study, trial))
-        if isinstance(outcome, _Pruned):
-            progress.say(f"  below the median of the others: trial {trial.number} ends")
-            study.tell(trial, state=states.PRUNED)
-        elif isinstance(outcome, GaveUpError):
-            progress.warn(f"trial {trial.number} diverged: {outcome}")
-            study.tell(trial, state=states.FAIL)
-        else:
-            assert isinstance(outcome, dict)
-            study.tell(trial, outcome["score"])
+        ended = partial(_tell, study, trial, progress, optuna)
+        yield Trial(trial.params, _folder(out, trial.number), _reporter(study, trial), ended)
         _drop_losers(study, out, optuna)
+
+
+def _tell(study: optuna.Study, trial: optuna.Trial, progress: Progress, optuna: Any, outcome: Outcome) -> None:
+    """Optuna hears how a trial ended."""
+    states = optuna.trial.TrialState
+    if isinstance(outcome, _Pruned):
+        progress.say(f"  below the median of the others: trial {trial.number} ends")
+        study.tell(trial, state=states.PRUNED)
+    elif isinstance(outcome, Exception):
+        progress.warn(f"trial {trial.number} diverged: {outcome}")
+        study.tell(trial, state=states.FAIL)
+    else:
+        study.tell(trial, outcome["score"])
 
 
 def _reporter(study: optuna.Study, trial: optuna.Trial) -> Report:
@@ -200,7 +205,7 @@ def _best(study: optuna.Study, optuna: Any) -> optuna.trial.FrozenTrial | None:
 # ------------------------------------------------------------------------------------------------------- results
 
 
-def _results(study: optuna.Study, run: SearchRun, out: Path, optuna: Any) -> dict[str, Any]:
+def _results(study: optuna.Study, run: TuneRun, out: Path, optuna: Any) -> dict[str, Any]:
     best = _best(study, optuna)
     if best is None:
         raise GaveUpError(f"{out}: no trial came to its end; lower learning rates (search.lr) may help")

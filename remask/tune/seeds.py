@@ -8,33 +8,33 @@ and spread. A folder belongs to one run; more or other seeds join those that are
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from remask import artifacts
 from remask.config import Config, differences, dump, to_yaml
 from remask.errors import ConfigError, DataError
 from remask.progress import Progress
+from remask.schema import Json, Values
 from remask.tasks import metrics
 from remask.train.identity import is_allowed, shown
 from remask.tune.part import Part
 from remask.tune.seed import Report, Trainable, one_seed
 from remask.tune.settings import FinetuneRun
 
-Results = Sequence[Mapping[str, Any]]  # one a seed
+Results = Sequence[Values]  # one a seed
 
 
 def run_seeds(
     setup: Trainable,
     out: Path,
-    summary: Callable[[Results], dict[str, Any]],
-    publish: Callable[[Path, dict[str, Any]], dict[str, Any]],
+    summary: Callable[[Results], Json],
+    publish: Callable[[Path, Json], Json],
     progress: Progress,
     allow_change: Sequence[str],
     report: Report | None,
-) -> dict[str, Any]:
+) -> Json:
     """Every seed in its folder, their summary, what is published of them; results.json, which is written last."""
     from remask.train.distributed import joined
 
@@ -65,7 +65,7 @@ def _seeds(run: FinetuneRun) -> range:
     return range(run.seed, run.seed + run.seeds)
 
 
-def same_run(identity: Mapping[str, Any], run: FinetuneRun, out: Path, allow_change: Sequence[str]) -> None:
+def same_run(identity: Values, run: FinetuneRun, out: Path, allow_change: Sequence[str]) -> None:
     """A folder belongs to one run; more or other seeds join those that are done."""
     check_identity(identity, FinetuneRun(), out, allow_change)
     results = out / "results.json"
@@ -75,7 +75,7 @@ def same_run(identity: Mapping[str, Any], run: FinetuneRun, out: Path, allow_cha
     artifacts.write_bytes(out / "run.yaml", to_yaml(run).encode())
 
 
-def check_identity(identity: Mapping[str, Any], defaults: Config, out: Path, allow_change: Sequence[str]) -> None:
+def check_identity(identity: Values, defaults: Config, out: Path, allow_change: Sequence[str]) -> None:
     """What was run in this folder before must be the same; otherwise it is refused with what differs."""
     if (out / artifacts.MANIFEST).is_file():
         raise ConfigError(f"{out}: is a finished folder of another command; choose another --out")
@@ -100,13 +100,13 @@ def check_identity(identity: Mapping[str, Any], defaults: Config, out: Path, all
         raise ConfigError(f"{out}: was made by another run; choose another --out:", *shown(changed))
 
 
-def _filled(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _filled(under: Values, over: Values) -> Json:
     """A run as an older remask stored it: settings that it did not have yet are as if they were not given."""
     both = {key for key, value in over.items() if isinstance(value, dict) and isinstance(under.get(key), dict)}
     return {**under, **over, **{key: _filled(under[key], over[key]) for key in both}}
 
 
-def summarise(part: Part, results: Results) -> dict[str, Any]:
+def summarise(part: Part, results: Results) -> Json:
     """One task over the seeds: median and spread of every metric, and all that each seed found."""
     problem = part.problem
     spreads = {name: metrics.spread([r["metrics"][name] for r in results]) for name in results[0]["metrics"]}
@@ -123,13 +123,13 @@ def summarise(part: Part, results: Results) -> dict[str, Any]:
     }
 
 
-def seeds_of(results: Results) -> dict[str, Any]:
+def seeds_of(results: Results) -> Json:
     """Which seeds there were, and the best of them."""
     best = max(results, key=lambda r: r["score"])
     return {"count": len(results), "seeds": [r["seed"] for r in results], "best": best["seed"]}
 
 
-def start_of(run: FinetuneRun, results: Results) -> dict[str, Any]:
+def start_of(run: FinetuneRun, results: Results) -> Json:
     return {
         "init": run.init,
         "init_weights": run.init_weights,

@@ -173,7 +173,7 @@ class FinetuneRun(TaskFiles):
         if self.learn == "lora" and self.lora.dropout and self.train.compile:
             raise ValueError("lora.dropout cannot be compiled: train.compile must be false, or lora.dropout 0")
         if self.learn != "all" and not self.init_weights:
-            raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would rest")
+            raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would stay frozen")
         if self.tasks:
             given = [name for name in ("train_file", "dev_file", "data") if getattr(self, name) is not None]
             if given:
@@ -218,7 +218,7 @@ class SearchSettings(Config):
         return self
 
 
-class SearchRun(FinetuneRun):
+class TuneRun(FinetuneRun):
     """A fine-tuning run and what may vary in it."""
 
     search: SearchSettings = setting(SearchSettings(), "what varies, how often, how it is chosen")

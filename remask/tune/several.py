@@ -12,12 +12,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from remask import artifacts
 from remask.config import dump
 from remask.progress import Progress
 from remask.reports.task_report import tasks_report
+from remask.schema import Json, Values
 from remask.tasks import metrics
 from remask.tune.part import Part, Start, fresh_network, let_learn, open_part, open_start, publish_model
 from remask.tune.seed import Report
@@ -25,6 +26,11 @@ from remask.tune.seeds import Results, run_seeds, seeds_of, start_of, summarise
 from remask.tune.settings import FinetuneRun, TaskFiles
 from remask.tune.single import tune_single
 from remask.workers import is_first_rank
+
+if TYPE_CHECKING:
+    from remask.model.multitask import TaskNetworks
+    from remask.task_objectives import MixedObjective
+    from remask.tasks.mixing import MixedBatches
 
 WEIGHTS = "model.safetensors"
 STAGE = "tasks"  # of the best weights so far: encoder and all heads in one file
@@ -39,7 +45,7 @@ class SeveralTasks:
     parts: Mapping[str, Part]
 
     @property
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Values:
         return {
             "run": dump(self.run) | {"seeds": None, "seed": None, "single": None},
             "init": self.start.fingerprint,
@@ -51,14 +57,14 @@ class SeveralTasks:
     def width(self) -> int:
         return self.start.loaded.settings.hidden_size
 
-    def build(self, seed: int) -> Any:
+    def build(self, seed: int) -> TaskNetworks:
         from remask.model.multitask import TaskNetworks
 
         model = TaskNetworks({n: fresh_network(self.run, self.start, p, seed) for n, p in self.parts.items()})
         let_learn(self.run, model.encoder, self.parts.values(), seed)
         return model
 
-    def batches(self, seed: int, rank: int, world_size: int) -> Any:
+    def batches(self, seed: int, rank: int, world_size: int) -> MixedBatches:
         from remask.tasks.batches import TaskBatches
         from remask.tasks.mixing import MixedBatches
 
@@ -68,27 +74,29 @@ class SeveralTasks:
         }
         return MixedBatches(sources, self.run.temperature, seed)
 
-    def objective(self, seed: int, network: Any) -> Any:
+    def objective(self, seed: int, network: TaskNetworks) -> MixedObjective:
         from remask.task_objectives import MixedObjective
 
         each = {name: part.objective(seed, network.of(name), self.run.loss) for name, part in self.parts.items()}
         return MixedObjective(each)
 
-    def carried(self, network: Any) -> dict[str, bytes | Path]:
+    def carried(self, network: TaskNetworks) -> dict[str, bytes | Path]:
         """A checkpoint of several tasks is only for going on; the models of the tasks are published at the end."""
         heads = {name: dump(network.of(name).head_settings) for name in self.parts}
         return {"tasks.json": json.dumps({"heads": heads}, indent=1).encode()}
 
-    def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
-        found = {name: part.score(network.of(name), check) for name, part in self.parts.items()}
-        mean = sum(result["score"] for result in found.values()) / len(found)
+    def score(self, network: TaskNetworks, check: Callable[[], None]) -> Json:
+        scores = {name: part.score(network.of(name), check) for name, part in self.parts.items()}
+        mean = sum(result["score"] for result in scores.values()) / len(scores)
         return {
-            "metrics": {f"{task}.{name}": v for task, result in found.items() for name, v in result["metrics"].items()},
+            "metrics": {
+                f"{task}.{name}": v for task, result in scores.items() for name, v in result["metrics"].items()
+            },
             "score": mean,
-            "tasks": found,
+            "tasks": scores,
         }
 
-    def keep(self, folder: Path, network: Any) -> None:
+    def keep(self, folder: Path, network: TaskNetworks) -> None:
         from remask.model.store import write_weights
 
         def fill(aside: Path) -> None:
@@ -96,11 +104,11 @@ class SeveralTasks:
 
         artifacts.publish(folder, STAGE, fill, inputs={"init": self.start.fingerprint}, replace=True)
 
-    def words(self, result: Mapping[str, Any]) -> str:
-        each = ", ".join(f"{name} {one['score']:.4f}" for name, one in result["tasks"].items())
+    def words(self, result: Values) -> str:
+        each = ", ".join(f"{name} {score['score']:.4f}" for name, score in result["tasks"].items())
         return f"{each}; mean {result['score']:.4f}"
 
-    def summary(self, results: Results) -> dict[str, Any]:
+    def summary(self, results: Results) -> Json:
         """As for one task, under `tasks` for each; `metrics` has all of them as NAME.METRIC."""
         tasks = {}
         for name, part in self.parts.items():
@@ -111,7 +119,7 @@ class SeveralTasks:
             tasks[name] = summarise(part, runs)
         mean = metrics.spread([r["score"] for r in results])
         return {
-            "metrics": {f"{task}.{name}": v for task, one in tasks.items() for name, v in one["metrics"].items()},
+            "metrics": {f"{task}.{name}": v for task, result in tasks.items() for name, v in result["metrics"].items()},
             "score": mean["median"],
             "mean": mean,
             "tasks": tasks,
@@ -120,7 +128,7 @@ class SeveralTasks:
             **start_of(self.run, results),
         }
 
-    def publish(self, out: Path, values: dict[str, Any]) -> dict[str, Any]:
+    def publish(self, out: Path, values: Json) -> Json:
         """A model for each task, from the best seed's best weights."""
         from safetensors.torch import load_file
 
@@ -130,7 +138,7 @@ class SeveralTasks:
         model.load_state_dict(load_file(best.path(WEIGHTS)))
         for name, part in self.parts.items():
             publish_model(out / "tasks" / name, model.of(name), self.run, self.start, part)
-        tasks = {name: {**one, "model": str(out / "tasks" / name)} for name, one in values["tasks"].items()}
+        tasks = {name: {**result, "model": str(out / "tasks" / name)} for name, result in values["tasks"].items()}
         values = {**values, "tasks": tasks, "model": str(out / "tasks")}
         artifacts.write_bytes(out / "report.html", tasks_report(values).encode())
         return values
@@ -138,7 +146,7 @@ class SeveralTasks:
 
 def tune_several(
     run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), report: Report | None = None
-) -> dict[str, Any]:
+) -> Json:
     """All seeds of the tasks together; with `single` then each task alone."""
     tasks = prepare(run, progress)
     values = run_seeds(tasks, out, tasks.summary, tasks.publish, progress, allow_change, report)
@@ -172,7 +180,7 @@ def prepare(run: FinetuneRun, progress: Progress) -> SeveralTasks:
 # ----------------------------------------------------------------------------------------------------- results
 
 
-def _history(history: Sequence[Mapping[str, Any]], task: str) -> list[dict[str, Any]]:
+def _history(history: Sequence[Values], task: str) -> list[Json]:
     before = f"{task}."
     return [
         {"step": entry["step"], **{k.removeprefix(before): v for k, v in entry.items() if k.startswith(before)}}
@@ -180,26 +188,26 @@ def _history(history: Sequence[Mapping[str, Any]], task: str) -> list[dict[str, 
     ]
 
 
-def render(values: Mapping[str, Any]) -> str:
+def render(values: Values) -> str:
     """One line a task: together, and alone where that was asked for."""
     alone = values.get("single", {})
     several = values["seeds"]["count"] > 1
     width = max(12, *(len(name) for name in values["tasks"]))
     header = f"{'task':{width}}  {'metric':12}  {'together':26}" + (f"  {'alone':26}  difference" if alone else "")
     lines = [header]
-    for name, one in values["tasks"].items():
-        metric = one["metric"]
-        line = f"{name:{width}}  {metric:12}  {_shown(one['spread'][metric], several):26}"
+    for name, result in values["tasks"].items():
+        metric = result["metric"]
+        line = f"{name:{width}}  {metric:12}  {_shown(result['spread'][metric], several):26}"
         if alone:
             other = alone[name]["spread"][metric]
-            difference = one["spread"][metric]["median"] - other["median"]
+            difference = result["spread"][metric]["median"] - other["median"]
             line += f"  {_shown(other, several):26}  {difference:+.4f}"
         lines.append(line.rstrip())
     lines.append(f"{'mean':{width}}  {'':12}  {_shown(values['mean'], several)}".rstrip())
-    lines += [f"  note: {name}: {note}" for name, one in values["tasks"].items() for note in one["notes"]]
-    return "\n".join([*lines, *(f"model: {one['model']}" for one in values["tasks"].values())])
+    lines += [f"  note: {name}: {note}" for name, result in values["tasks"].items() for note in result["notes"]]
+    return "\n".join([*lines, *(f"model: {result['model']}" for result in values["tasks"].values())])
 
 
-def _shown(spread: Mapping[str, Any], several: bool) -> str:
+def _shown(spread: Values, several: bool) -> str:
     over = f" ({spread['low']:.4f} to {spread['high']:.4f})" if several else ""
     return f"{spread['median']:.4f}{over}"

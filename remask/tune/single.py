@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from remask.task_objectives import TaskObjective
     from remask.tasks.batches import TaskBatches
 
+MAX_MAPPED = 400  # texts on the map of a report
+
 
 @dataclass(frozen=True)
 class SingleTask:
@@ -105,8 +107,26 @@ class SingleTask:
         values = {**values, **self._ensemble(out, values["seeds"]["seeds"])}
         card = json.dumps(task_card(values, dump(self.run)), indent=1, ensure_ascii=False).encode()
         copy_model(out / f"seed-{values['seeds']['best']}" / "best", out / "model", {CARD_JSON: card})
-        artifacts.write_bytes(out / "report.html", finetune_report(values, str(out)).encode())
+        shown = {**values, **self._map(out / "model")}
+        artifacts.write_bytes(out / "report.html", finetune_report(shown, str(out)).encode())
         return {**values, "model": str(out / "model")}
+
+    def _map(self, model: Path) -> dict[str, Any]:
+        """Where the published model sees the dev texts, for the report of a task that classifies single texts."""
+        from remask.answer.model import load
+        from remask.tasks.plane import plane
+
+        dev = self.problem.dev
+        if self.problem.kind.name != "classify" or not dev or any(len(example.texts) > 1 for example in dev):
+            return {}
+        dev = dev[:: -(-len(dev) // MAX_MAPPED)]
+        texts = [example.texts[0] for example in dev]
+        places, share = plane(load(model, packed=False).embed(texts, normalize=False, long_texts="cut"))
+        points = [
+            {"x": float(x), "y": float(y), "label": str(example.label), "text": text}
+            for (x, y), example, text in zip(places, dev, texts, strict=True)
+        ]
+        return {"map": {"points": points, "shown": share}}
 
     def _ensemble(self, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
         """What the models of all seeds say together about the dev file, where and as they were trained."""

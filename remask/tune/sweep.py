@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from remask.tune.settings import FinetuneRun
 from remask.workers import is_first_rank
 
 Tune = Callable[..., dict[str, Any]]  # finetune.finetune: a run and a folder -> its results
+Outcome = dict[str, Any] | Exception
 
 
 @dataclass(frozen=True)
@@ -36,19 +37,17 @@ class Trial:
     values: Mapping[str, float | int]
     folder: Path
     report: Report | None = None  # hears every score while it trains; may raise to give the trial up
+    ended: Callable[[Outcome], None] = lambda outcome: None  # hears its results, or how it failed, before the next
 
     @property
     def name(self) -> str:
         return ", ".join(f"{name} {value:g}" for name, value in self.values.items())
 
 
-Trials = Generator[Trial, dict[str, Any] | BaseException, None]  # is sent the results of each trial, or how it failed
-
-
 def sweep(
     tune: Tune,
     run: FinetuneRun,
-    trials: Trials,
+    trials: Iterable[Trial],
     *,
     progress: Progress,
     allow_change: Sequence[str] = (),
@@ -56,22 +55,18 @@ def sweep(
 ) -> list[tuple[Trial, dict[str, Any]]]:
     """Every trial that came to its end, with its results, in their order."""
     finished: list[tuple[Trial, dict[str, Any]]] = []
-    trial = next(trials, None)
-    while trial is not None:
+    for trial in trials:
         progress.say(f"{trial.name}:")
-        outcome: dict[str, Any] | BaseException
         try:
-            outcome = tune(
+            results = tune(
                 run.with_values(trial.values), trial.folder, progress=progress, allow_change=allow_change,
                 report=trial.report,
             )  # fmt: skip
-            finished.append((trial, outcome))
         except may_fail as error:
-            outcome = error
-        try:
-            trial = trials.send(outcome)
-        except StopIteration:
-            trial = None
+            trial.ended(error)
+        else:
+            finished.append((trial, results))
+            trial.ended(results)
     return finished
 
 
@@ -105,7 +100,7 @@ def tune_grid(
         return values
 
 
-def _combinations(run: FinetuneRun, out: Path) -> Trials:
+def _combinations(run: FinetuneRun, out: Path) -> Iterator[Trial]:
     """All values with one another, in the order of the run."""
     given = run.grid.given()
     for chosen in itertools.product(*given.values()):

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remask.tasks.texts import Regress
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from remask.model.network import Network
     from remask.tasks.kind import Problem
     from remask.tasks.rows import Rows
 
@@ -39,7 +42,7 @@ class Units:
         assert rows.labels is not None
         return replace(rows, labels=[np.float32((value - self.mean) / self.deviation) for value in rows.labels])
 
-    def outside(self, outputs: list[Any]) -> list[Any]:
+    def outside(self, outputs: list[np.ndarray]) -> list[np.ndarray]:
         return [output * self.deviation + self.mean for output in outputs]
 
     @property
@@ -47,11 +50,12 @@ class Units:
         return Units(-self.mean / self.deviation, 1 / self.deviation)
 
     @contextmanager
-    def spoken_by(self, network: Any) -> Iterator[None]:
+    def spoken_by(self, network: Network) -> Iterator[None]:
         """The head answers in these units inside, and is afterwards what it was, bit for bit."""
         import torch
 
         linear = network.heads.classifier
+        assert linear is not None
         kept = linear.weight.detach().clone(), linear.bias.detach().clone()
         self.fold(linear)
         try:
@@ -61,8 +65,10 @@ class Units:
                 linear.weight.copy_(kept[0])
                 linear.bias.copy_(kept[1])
 
-    def fold(self, linear: Any) -> None:
+    def fold(self, linear: nn.Linear | None) -> None:
         import torch
+
+        assert linear is not None
 
         with torch.no_grad():
             linear.weight.mul_(self.deviation)

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, 
     (made / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     numbers = [{"text": row["text"] + " river", "label": float(i % 5)} for i, row in enumerate(rows[:20])]
     (made / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbers))
-    for name, text in (("tasks", TASKS), ("search", SEARCH)):
+    for name, text in (("tasks", TASKS), ("tune", SEARCH)):
         (made / f"{name}.yaml").write_text(text.replace("FOLDER", str(made)))
     return made
 
@@ -128,14 +128,12 @@ def test_trackers_may_change_and_what_is_learned_from_may_not(folder: Path, zygo
 
 def test_a_killed_search_ends_like_one_that_was_not(folder: Path, zygote: Zygote) -> None:
     pytest.importorskip("optuna")
-    whole = zygote.run(*command("search", folder, folder / "search"))
+    whole = zygote.run(*command("tune", folder, folder / "tune"))
     assert whole.returncode == 0, whole.stderr
-    log = folder / "search-cut/trials/1/seed-0/metrics.jsonl"
-    killed = zygote.run(
-        *command("search", folder, folder / "search-cut"), signals=[(0, "SIGKILL")], wait_for=log, size=1
-    )
+    log = folder / "tune-cut/trials/1/seed-0/metrics.jsonl"
+    killed = zygote.run(*command("tune", folder, folder / "tune-cut"), signals=[(0, "SIGKILL")], wait_for=log, size=1)
     assert killed.returncode == -9
-    again = zygote.run(*command("search", folder, folder / "search-cut"))
+    again = zygote.run(*command("tune", folder, folder / "tune-cut"))
     assert again.returncode == 0, again.stderr
     found = [json.loads(done.stdout) for done in (whole, again)]
     for values in found:

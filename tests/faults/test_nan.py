@@ -22,9 +22,9 @@ from remask.objectives import Pretraining
 from remask.pretraining.run import pretrain as main
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress
-from remask.schema import Loss, Part
+from remask.schema import Loss, LossPart
 from remask.train import guard as guard_module
-from remask.train.guard import FEWEST, NEW_LEVEL_AFTER, Consumed, Guard
+from remask.train.guard import FEWEST, NEW_LEVEL_AFTER, Consumed, StepGuard
 
 from .soak import tries
 
@@ -61,7 +61,7 @@ class Spoiled:
                 spoiled = _SpoilGradient.apply(part.sum, self.value)
             else:
                 spoiled = part.sum * self.value
-            return Loss({"mlm": Part(spoiled, part.count)}, loss.metrics)
+            return Loss({"mlm": LossPart(spoiled, part.count)}, loss.metrics)
 
         monkeypatch.setattr(Pretraining, "__call__", call)
 
@@ -223,7 +223,7 @@ def falling(steps: int, sigma: float, seed: int) -> np.ndarray:
 
 
 def skipped(losses: np.ndarray) -> list[int]:
-    guard = Guard(4.5)
+    guard = StepGuard(4.5)
     return [step for step, loss in enumerate(losses.tolist()) if guard.judge(loss, 1.0)]
 
 
@@ -256,17 +256,17 @@ def test_nothing_is_a_spike_before_enough_is_known_or_when_off() -> None:
     losses = np.array([3.0 + 0.01 * (i % 2) for i in range(FEWEST)] + [30.0])
     assert skipped(losses) == [FEWEST]
     assert skipped(losses[2:]) == []
-    off = Guard(0.0)
+    off = StepGuard(0.0)
     assert not any(off.judge(loss, 1.0) for loss in losses.tolist())
     assert off.losses == []
 
 
 def test_the_guard_goes_on_from_its_state() -> None:
     losses = falling(800, 0.1, 9).tolist()
-    whole, parts = Guard(4.5), Guard(4.5)
+    whole, parts = StepGuard(4.5), StepGuard(4.5)
     for loss in losses[:500]:
         parts.judge(loss, 1.0)
-    again = Guard(4.5)
+    again = StepGuard(4.5)
     again.load(json.loads(json.dumps(parts.state())))
     for loss in losses[500:]:
         again.judge(loss, 1.0)

@@ -19,7 +19,7 @@ from remask import workers
 from remask.documents import read_documents
 from remask.text import records, web
 from remask.text.clean import normalise, reason_not_to_clean, wrong_language
-from remask.text.part import Task, make_part
+from remask.text.part import PartTask, make_part
 from remask.text.sentences import sentence_starts
 from remask.text.settings import CleanSettings, LanguageSettings, SentenceSettings, SourceSettings, TextSettings
 from remask.text.wikipedia import plain_text
@@ -93,7 +93,7 @@ def test_a_page_made_to_hang_is_dropped_by_name(page: str, reason: str, tmp_path
     assert build(tmp_path / "inputs", tmp_path / "out", 100)["dropped"] == {reason: 1}
 
 
-def make_part_with_hanging_extractor(task: Task) -> dict[str, Any]:
+def make_part_with_hanging_extractor(task: PartTask) -> dict[str, Any]:
     """In a worker: foreign code that never ends, as a page that no limit foresaw would have it."""
 
     def extract(html: str) -> str:
@@ -115,8 +115,8 @@ def test_a_page_that_no_limit_foresaw_is_given_up_for_its_time(tmp_path: Path) -
     archive.write_text("".join(f"{head.format(page[-4:], len(page))}{page}\r\n\r\n" for page in pages), newline="")
     settings = TextSettings(sources=(SourceSettings(paths=(str(archive),)),))
     portion = records.Portion(0, str(archive), "pages.warc", "warc", size=archive.stat().st_size)
-    task = Task(tmp_path / "part", (portion,), settings, ("file",), 0)
-    (facts,) = workers.run_tasks(make_part_with_hanging_extractor, [task], workers=1, without=Task.without)
+    task = PartTask(tmp_path / "part", (portion,), settings, ("file",), 0)
+    (facts,) = workers.run_tasks(make_part_with_hanging_extractor, [task], workers=1, without=PartTask.without)
     assert (facts["read"], facts["documents"], facts["dropped"]) == (3, 2, {"took too long": 1})
     assert facts["samples"][0]["place"].endswith("http://hang/")
 

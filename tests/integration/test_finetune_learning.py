@@ -136,7 +136,7 @@ def test_a_stopped_lora_run_goes_on_to_the_same_result(
     "options, message",
     [
         ({"learn": "lora", "train.trainable_top_layers": 1}, "already says what learns"),
-        ({"learn": "heads", "init_weights": False}, "random ones would rest"),
+        ({"learn": "heads", "init_weights": False}, "random ones would stay frozen"),
         ({"learn": "lora", "lora.dropout": 0.1, "train.compile": True}, "cannot be compiled"),
         ({"learn": "lora", "lora.modules": ["quer"]}, r"lora\.modules.*'query'"),
         ({"learn": "lor"}, "must be one of 'all', 'heads' or 'lora'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -22,7 +23,7 @@ from remask.progress import Progress
 SMOKE = runs_folder() / "smoke" / "pretrain.yaml"
 
 
-def remask(*words: str | Path) -> Any:
+def remask(*words: str | Path | int) -> Any:
     return CliRunner().invoke(cli, ["pretrain", *map(str, words)])
 
 
@@ -86,6 +87,21 @@ def test_a_dry_run_says_what_it_would_be_and_writes_nothing(tmp_path: Path, tiny
     less = json.loads(shared.stdout)
     assert less["parameters"] < answer["parameters"]
     assert less["flops_per_token"] == answer["flops_per_token"] > 0  # a shared layer is computed as often
+
+
+def test_no_steps_measure_and_save_the_start(tmp_path: Path, tiny_prepared: Path) -> None:
+    from remask.model.store import open_model
+
+    words = [SMOKE, "--data", tiny_prepared, "--out", tmp_path / "out", "--steps", 0, "--json"]
+    first = remask(*words)
+    assert first.exit_code == 0, first.output
+    answer = json.loads(first.stdout)
+    assert answer["step"] == answer["tokens"] == 0
+    network = open_model(tmp_path / "out").network
+    assert answer["loss"] == pytest.approx(math.log(network.settings.vocab_size), abs=0.1)  # it knows nothing yet
+    assert (tmp_path / "out" / "report.html").is_file()
+    again = remask(*words)
+    assert json.loads(again.stdout)["loss"] == answer["loss"]
 
 
 def test_a_base_by_its_name_shows_what_differs_from_it(tmp_path: Path) -> None:

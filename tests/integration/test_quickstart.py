@@ -72,7 +72,10 @@ def test_the_python_documentation_all_the_way(tmp_path: Path) -> None:
     assert "remask serve out/model" in done.stdout
     assert find_model(tmp_path / "out") == tmp_path / "out/model"  # the folder that --out named is a MODEL, too
     assert facts["samples"]
-    assert 0 < facts["task"]["pretrained"]["median"] <= 1
+    assert list(facts["task"]["starts"]) == ["pretrained", "counted", "scratch"]
+    for start, name in facts["task"]["starts"].items():
+        assert 0 < facts["task"][start]["median"] <= 1
+        assert name in done.stdout
     train, test = (
         [json.loads(line) for line in (tmp_path / f"out/finetune/{name}.jsonl").read_text().splitlines()]
         for name in ("train", "test")

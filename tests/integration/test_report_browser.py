@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from collections.abc import Iterator
@@ -36,7 +37,8 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> str:
         {"step": s, "train/loss": 9 - s / 20, "train/learning_rate": 1e-3, "eval/loss": 9 - s / 25}
         for s in range(1, 80)
     ]
-    rows[-1]["samples"] = [["<img src=x onerror=document.title='ran'> text", "<b>x", "y"]]
+    hostile = "<img src=x onerror=document.title='ran'> text ___"
+    rows[-1]["samples"] = [{"text": hostile, "hidden": "<b>x", "answers": [{"word": "y", "score": 0.01}]}]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "run.yaml").write_text("train: {learning_rate: 0.001}\nname: '<script>document.title=1</script>'\n")
     path = folder / "report.html"
@@ -73,3 +75,25 @@ def test_on_a_phone_and_in_the_dark(browser: Any, report: str) -> None:
         colours[scheme] = page.evaluate("getComputedStyle(document.body).backgroundColor")
         page.close()
     assert colours["light"] != colours["dark"]
+
+
+def test_the_first_screen_is_the_curve_and_the_answers(browser: Any, report: str) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(report)
+    answers, numbers = page.locator(".fill").first.bounding_box(), page.locator(".tiles").bounding_box()
+    assert page.locator("svg.chart").first.bounding_box()["y"] < answers["y"] < 800 - answers["height"]
+    assert answers["y"] < numbers["y"]
+    page.close()
+
+
+def test_words_of_charts_are_as_large_on_a_phone(browser: Any, report: str) -> None:
+    page = browser.new_page(viewport={"width": 375, "height": 740})
+    page.goto(report)
+    seen = "es => es.filter(e => e.checkVisibility()).map(e => parseFloat(getComputedStyle(e).fontSize))"
+    for kind in (".tick", ".rule-name", ".plot-name", ".legend li", ".dot-name", ".dot-value"):
+        sizes = page.locator(kind).evaluate_all(seen)
+        assert sizes, kind
+        assert min(sizes) >= 12, kind
+    ticks = [box for tick in page.locator(".plot-box").first.locator(".tick.x").all() if (box := tick.bounding_box())]
+    assert all(one["x"] + one["width"] < next_["x"] for one, next_ in itertools.pairwise(ticks)), "no two overlap"
+    page.close()

@@ -9,7 +9,7 @@ import pytest
 
 from remask.data import order
 from remask.data.masking import Masker
-from remask.data.rows import Rows
+from remask.data.rows import BatchRows
 from remask.data.settings import MaskingSettings
 
 VOCAB_SIZE, NUM_ROWS, WIDTH, ROUNDS = 300, 400, 64, 5
@@ -68,7 +68,7 @@ def ours(count: str) -> list[tuple[np.ndarray, np.ndarray]]:
     text = np.flatnonzero(~np.isin(ids, OurVocabulary.special_ids))
     nothing = np.zeros(len(text), np.int64)
     lengths = np.full(NUM_ROWS, WIDTH)
-    rows = Rows(ids, lengths, lengths - 2, text, nothing.astype(bool), nothing, nothing, None, None, None)
+    rows = BatchRows(ids, lengths, lengths - 2, text, nothing.astype(bool), nothing, nothing, None, None, None)
     masker = Masker(MaskingSettings(count=count), OurVocabulary())
     found = []
     for number in range(ROUNDS):

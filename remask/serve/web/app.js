@@ -193,7 +193,7 @@ function isDark() {
 }
 
 function showTheme() {
-  $("theme").setAttribute("aria-pressed", String(isDark()));
+  $("theme").textContent = isDark() ? "Switch to light" : "Switch to dark";
   for (const canvas of document.querySelectorAll("canvas")) canvas.dispatchEvent(new Event("redraw"));
 }
 

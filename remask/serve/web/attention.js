@@ -25,7 +25,7 @@ export function attention(tokens, weights, memory, looked = tokens) {
   function choose(next) {
     row = Math.max(0, Math.min(tokens.length - 1, next));
     memory.row = row;
-    const most = Math.max(...weights[row]); // shades and bars are relative to it
+    const most = Math.max(...weights[row]); // shades are relative to it; bars are not
     options.forEach((option, i) => option.setAttribute("aria-selected", String(i === row)));
     source.forEach((token, i) => {
       token.style.setProperty("--weight", (most > 0 ? weights[row][i] / most : 0).toFixed(3));
@@ -36,7 +36,7 @@ export function attention(tokens, weights, memory, looked = tokens) {
       const place = el("span", { class: "soft place" }, ` ${i + 1}`);
       return { name: [...readable(looked[i]), place], value: weight, text: percent(weight) };
     });
-    targets.replaceChildren(bars("What the chosen token looks at", rows, most));
+    targets.replaceChildren(bars("What the chosen token looks at", rows));
     draw(canvas, weights, row);
   }
 

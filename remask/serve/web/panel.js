@@ -182,21 +182,19 @@ export class Panel {
     this.answered = answers.some((answer) => answer.trouble || answer.body.wait) ? null : answers;
     if (answers.some((answer) => answer.trouble?.kind === "token")) this.page.wantToken();
     const values = this.values();
-    const found = answers.filter((answer) => answer.found !== undefined);
-    const peak = this.task.peak ? Math.max(0, ...found.map((answer) => this.task.peak(answer.found))) : 1;
     this.columns.classList.toggle("two", answers.length > 1);
     this.element.classList.toggle("stacked", this.task.wide || answers.length > 1);
     const focused = this.columns.contains(document.activeElement) ? focusPath(this.columns) : null;
     this.columns.replaceChildren(...answers.map((answer, i) => {
       const heading = answers.length > 1 ? el("h3", {}, answer.model.id) : null;
-      const content = this.content(answer, values, { peak, memory: this.memories[i] });
+      const content = this.content(answer, values, { memory: this.memories[i] });
       return el("article", { class: "column", "aria-label": answer.model.id }, heading, content);
     }));
     if (focused) this.columns.querySelectorAll(FOCUSABLE)[focused]?.focus();
     this.page.say(answers.map((answer) => this.spoken(answer, answers.length > 1)).filter(Boolean).join(". "));
   }
 
-  content({ model, body, found, trouble }, values, { peak, memory }) {
+  content({ model, body, found, trouble }, values, { memory }) {
     if (body.wait) return el("p", { class: "soft" }, body.wait);
     if (trouble) {
       const again = trouble.kind === "cannot" ? null : quiet("Try again", () => this.run());
@@ -205,7 +203,7 @@ export class Panel {
       return el("div", { class: "alert", role: "alert" }, el("p", {}, trouble.message), buttons);
     }
     const copy = (button, text) => this.copy(button, text);
-    const shown = this.task.show(found, values, { peak, memory, model, body, copy });
+    const shown = this.task.show(found, values, { memory, model, body, copy });
     if (!this.cut) return shown;
     const stop = quiet("Do not cut", () => this.setCut(false));
     return el("div", {}, shown, el("p", { class: "soft" }, `Texts beyond ${model.max_length} tokens are cut. `, stop));

@@ -33,16 +33,15 @@ const fillMask = {
     if (targets.length) return { inputs: values.text, top_k: Math.min(100, targets.length), targets };
     return { inputs: values.text, top_k: Math.max(1, Math.min(50, Math.round(Number(values.top)) || 8)) };
   },
-  peak: (found) => Math.max(...found.map((fill) => fill.score)),
-  show(found, _, { peak, model, body }) {
+  show(found, _, { model, body }) {
     const masks = body.inputs.split(model.mask_token).length - 1;
     const each = found.length / masks;
     const groups = range(masks).flatMap((number, i) => {
       const fills = found.slice(i * each, (i + 1) * each);
-      const table = bars(`For mask ${number}`, fills.map((fill) => row(candidate(fill.token_str), fill.score)), peak);
+      const table = bars(`For mask ${number}`, fills.map((fill) => row(candidate(fill.token_str), fill.score)));
       return masks > 1 ? [el("h4", {}, `Mask ${number}`), table] : [table];
     });
-    return el("div", {}, ...groups, note(`A full bar is ${percent(peak)}.`));
+    return el("div", {}, ...groups);
   },
   say: (found) => `Likeliest: ${found[0].token_str.trim()}, ${percent(found[0].score)}`,
 };
@@ -50,7 +49,7 @@ const fillMask = {
 function showLabel({ label, score, scores, labels }) {
   if (label === null) return el("p", { class: "verdict" }, decimal(score)); // a regression: one number
   const rows = Object.entries(scores).map(([name, share]) => row(name, share, labels.includes(name)));
-  return bars("Classes", rows.sort((a, b) => b.value - a.value), 1);
+  return bars("Classes", rows.sort((a, b) => b.value - a.value));
 }
 
 function sayLabel({ label, score }) {
@@ -121,7 +120,7 @@ const choose = {
     return { inputs: { text: values.text, options, ...(question ? { question } : {}) } };
   },
   show({ index, scores }, _, { body }) {
-    return bars("Options", scores.map((share, i) => row(body.inputs.options[i], share, i === index)), 1);
+    return bars("Options", scores.map((share, i) => row(body.inputs.options[i], share, i === index)));
   },
   say: ({ index, scores }) => `Option ${index + 1}, ${percent(scores[index])}`,
 };
@@ -139,7 +138,7 @@ const rank = {
   show(found) {
     const rows = found.map((one) => ({ name: one.text, value: one.score, text: decimal(one.score) }));
     const meaning = note("Cosine of the embeddings; 1 is the same direction.");
-    return el("div", {}, bars("Texts, closest first", rows, 1), meaning);
+    return el("div", {}, bars("Texts, closest first", rows), meaning);
   },
   say: (found) => `Closest: ${found[0].text}`,
 };
@@ -202,7 +201,8 @@ const look = {
   show(found, values, { memory }) {
     const heads = found.attentions[Math.min(Number(values.layer), found.attentions.length) - 1];
     const view = attention(tokenList(found), headWeights(heads, values.head), memory);
-    return el("div", {}, view, note("Choose a token by pointer or arrow keys: shades and bars show what it looks at. "
+    return el("div", {}, view, note("Choose a token by pointer or arrow keys: bars show how much it looks at each; "
+      + "the strongest has the deepest shade. "
       + "In the map, rows look at columns."));
   },
   say: (found) => `${count(found.tokens.length, "token")}; choose one to see what it looks at`,

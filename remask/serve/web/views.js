@@ -3,11 +3,11 @@
 
 import { count, decimal, el, hidden, percent, visible, visibleBytes } from "./dom.js";
 
-/** Rows of {name, value, text}: a table whose bars are as long as value / peak. */
-export function bars(caption, rows, peak) {
+/** Rows of {name, value, text}: a table whose bars are as long as their value says, a share of 1. */
+export function bars(caption, rows) {
   const body = rows.map((row) => {
     const bar = el("span", { class: "bar" });
-    const share = peak > 0 ? Math.max(0, Math.min(1, row.value / peak)) : 0;
+    const share = Math.max(0, Math.min(1, row.value));
     bar.style.width = `${(100 * share).toFixed(2)}%`;
     const track = el("span", { class: "track", "aria-hidden": "true" }, bar);
     const name = Array.isArray(row.name) ? row.name : [row.name];
@@ -64,7 +64,7 @@ export function entities(text, found) {
   const rows = found.map(({ text: name, label, score }) => (
     { name: `${name} (${label})`, value: score, text: percent(score) }
   ));
-  const list = el("details", {}, el("summary", {}, "How sure it is of each"), bars("Entities", rows, 1));
+  const list = el("details", {}, el("summary", {}, "How sure it is of each"), bars("Entities", rows));
   return el("div", {}, marked(text, found, kindOf), legend, list);
 }
 

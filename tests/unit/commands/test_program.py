@@ -78,13 +78,13 @@ def test_runs_are_listed_and_found_by_name(tmp_path: Path, monkeypatch: pytest.M
         assert row["about"], row
         assert "remask " not in row["about"][:7], row
         assert find_run(row["verb"], row["name"]) == Path(row["file"])
-    assert {row["verb"] for row in json_of("runs", "search")["runs"]} == {"search"}
+    assert {row["verb"] for row in json_of("runs", "tune")["runs"]} == {"tune"}
     with pytest.raises(ConfigError, match=r"'own_tabel' is neither a run file nor one of .*did you mean own_table\?"):
         find_run("finetune", "own_tabel")
 
 
 @pytest.mark.parametrize(
-    "words", [["finetune", "own_table"], ["search", "own_table"], ["prepare", "cc_news"], ["evaluate", "paper"]]
+    "words", [["finetune", "own_table"], ["tune", "own_table"], ["prepare", "cc_news"], ["evaluate", "paper"]]
 )
 def test_a_verb_takes_the_name_of_a_run(words: list[str], tmp_path: Path) -> None:
     done = click.testing.CliRunner().invoke(cli, [*words, "--out", str(tmp_path / "out"), "--print-config"])

@@ -9,13 +9,13 @@ import pytest
 
 from remask.data import order
 from remask.data.masking import Masked, Masker, _fill_budgets, mask_pass, rate_at
-from remask.data.rows import Rows
+from remask.data.rows import BatchRows
 from remask.data.settings import MaskingSettings
 
 NUM_ROWS, WIDTH = 600, 64
 
 
-def rows_of(lengths: np.ndarray, width: int = WIDTH, seed: int = 0) -> Rows:
+def rows_of(lengths: np.ndarray, width: int = WIDTH, seed: int = 0) -> BatchRows:
     """Rows of <s> text </s>, padded."""
     generator = np.random.default_rng(seed)
     num_rows = len(lengths)
@@ -28,10 +28,10 @@ def rows_of(lengths: np.ndarray, width: int = WIDTH, seed: int = 0) -> Rows:
     flat = np.flatnonzero(text)
     starts = np.append(True, np.diff(flat) > 1)
     nothing = np.zeros(len(flat), np.int64)
-    return Rows(ids, lengths, lengths - 2, flat, starts, nothing, nothing, None, None, None)
+    return BatchRows(ids, lengths, lengths - 2, flat, starts, nothing, nothing, None, None, None)
 
 
-def full_rows() -> Rows:
+def full_rows() -> BatchRows:
     return rows_of(np.full(NUM_ROWS, WIDTH))
 
 
@@ -39,12 +39,14 @@ def keys_of(count: int = NUM_ROWS, name: str = "k") -> np.ndarray:
     return order.draw(order.key_of(name), np.arange(count))
 
 
-def mask(rows: Rows, vocabulary: Any, rate: float = 0.15, name: str = "k", words: Any = None, **changes: Any) -> Masked:
+def mask(
+    rows: BatchRows, vocabulary: Any, rate: float = 0.15, name: str = "k", words: Any = None, **changes: Any
+) -> Masked:
     masker = Masker(MaskingSettings(**changes), vocabulary)
     return masker(rows, keys_of(len(rows.lengths_B), name), rate, words)
 
 
-def words_of(rows: Rows, seed: int = 1) -> np.ndarray:
+def words_of(rows: BatchRows, seed: int = 1) -> np.ndarray:
     """Words of 1 to about 4 tokens."""
     return np.random.default_rng(seed).random(len(rows.text_T)) < 0.6
 
@@ -54,7 +56,7 @@ def deviation(counts: np.ndarray, expected: np.ndarray | float) -> float:
     return float((value - (counts.size - 1)) / np.sqrt(2 * (counts.size - 1)))
 
 
-def units_of(rows: Rows, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def units_of(rows: BatchRows, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The word number of every text token, and the row of every word."""
     starts = words | rows.starts_piece_T
     return np.cumsum(starts) - 1, (rows.text_T // rows.ids_BS.shape[1])[starts]
@@ -159,7 +161,7 @@ def test_a_mask_belongs_to_its_row(vocabulary: Any, unit: str) -> None:
         ids[0, : min(width, WIDTH)] = rows.ids_BS[row, :width]
         flat = rows.text_T[mine] % WIDTH
         nothing = np.zeros(len(flat), np.int64)
-        alone = Rows(
+        alone = BatchRows(
             ids,
             lengths[row : row + 1],
             lengths[row : row + 1] - 2,

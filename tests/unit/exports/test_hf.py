@@ -18,6 +18,8 @@ from remask.exports.hf import export_hf, open_source
 from remask.model.network import build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import open_model, save_model
+from remask.tasks.kinds import KINDS, StoredTask
+from remask.tasks.settings import RowSettings, TableSettings
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 32, "num_heads": 4, "num_layers": 2, "ffn_size": 48, "max_length": 40,
@@ -102,9 +104,10 @@ def test_labels_and_kind_of_classification_come_back(
 
 def test_how_a_fine_tuned_model_is_asked_goes_along(tmp_path: Path, bpe: Path) -> None:
     network = build_network(ModelSettings(**SMALL), HeadSettings(num_classes=2), seed=1)
-    save_model(tmp_path / "own", network, bpe, extra={"task.json": b'{"task": "classify"}'})
+    stored = StoredTask("classify", KINDS["classify"], ("a", "b"), "accuracy", TableSettings(), RowSettings())
+    save_model(tmp_path / "own", network, bpe, extra={"task.json": stored.to_json()})
     export_hf(tmp_path / "own", tmp_path / "hf")
-    assert (tmp_path / "hf" / "task.json").read_bytes() == b'{"task": "classify"}'
+    assert (tmp_path / "hf" / "task.json").read_bytes() == stored.to_json()
     export_hf(tmp_path / "own", tmp_path / "bare", embedding=True)
     assert not (tmp_path / "bare" / "task.json").exists()
 

@@ -11,14 +11,19 @@ from hypothesis import strategies as st
 
 from remask.reports.charts import (
     HEIGHT,
+    NUM_COLOURS,
     WIDTH,
     Bar,
     DotRow,
+    Point,
     Rule,
     Series,
     bar_chart,
+    candidate_bars,
     dot_chart,
+    heat_map,
     line_chart,
+    point_map,
     thin,
     ticks,
 )
@@ -50,7 +55,11 @@ def test_lines_are_inside_the_frame_and_higher_is_higher() -> None:
             [Series("<b>&", [(1, 1)]), Series("'", [(1, 2), (3, 4)])], x_name="<x>", y_name="y", rules=[Rule("&", 3)]
         ),
         line_chart([], x_name="x", y_name="y"),
-        bar_chart([Bar("<a>", 0.5, 0.4, 0.6, (0.4, 0.6)), Bar("b", 0, 0, 0)], y_name="accuracy", highest=1.0),
+        bar_chart([Bar("<a>", 0.5, 0.4, 0.6, (0.4, 0.6)), Bar("b", 0, 0, 0)], label="accuracy", highest=1.0),
+        heat_map([[3, 1], [0, 2]], ["<a>", "'b'"], row_name="true", column_name="said"),
+        heat_map([[int(i == j) for i in range(30)] for j in range(30)], ["<b>"] * 30, row_name="t", column_name="s"),
+        point_map([Point(0, 1, "<a>", "<b>"), Point(2, 1, "b", "'")], label="<map>"),
+        candidate_bars([("<b>", 0.5), ("", 0.01)], "<b>", "<answers>"),
     ],
 )
 def test_whatever_the_names_the_result_is_well_formed(svg: str) -> None:
@@ -71,7 +80,44 @@ def test_a_band_lies_around_its_line() -> None:
     edge = [tuple(map(float, p.split(","))) for p in re.findall(r"<polygon[^>]*points='([^']*)'", svg)[0].split()]
     assert len(edge) == 4
     assert all(0 <= y <= HEIGHT for _, y in edge), "the axis covers the band"
-    ElementTree.fromstring(svg)
+    ElementTree.fromstring(f"<div>{svg}</div>")
+
+
+def test_a_bar_is_as_long_as_its_value_says() -> None:
+    html = bar_chart([Bar("a", 0.01), Bar("b", 0.5, 0.4, 0.6, (0.4, 0.6), mark=0.75)], label="x", highest=1.0)
+    assert re.findall(r"class='bar' style='width:([0-9.]+)%", html) == ["1.00", "50.00"]
+    assert re.findall(r"class='sample' style='left:([0-9.]+)%", html) == ["40.00", "60.00"]
+    assert re.findall(r"class='dot-middle' style='left:([0-9.]+)%", html) == ["75.00"]
+    shown = candidate_bars([("house", 0.011), ("tree", 0.4)], "House", "answers")
+    assert re.findall(r"class='bar' style='width:([0-9.]+)%", shown) == ["1.10", "40.00"]
+    assert shown.count("dot-row right") == 1
+    assert "1.1%" in shown
+
+
+def test_a_heat_map_shades_by_the_share_of_the_row() -> None:
+    html = heat_map([[3, 1], [0, 20]], ["a", "b"], row_name="true", column_name="said")
+    assert re.findall(r"--share:(\d+)%", html) == ["75", "25", "0", "100"]
+    assert "true a, said b: 1 of 4" in html
+    many = heat_map([[int(i == j) for i in range(30)] for j in range(30)], ["x"] * 30, row_name="t", column_name="s")
+    assert many.count("h1v1h-1z") == 30, "only cells with something in them are drawn"
+
+
+def test_a_map_puts_points_where_they_lie_and_has_a_colour_for_each_group() -> None:
+    points = [Point(float(i), -float(i), f"group {i % 20}", "text") for i in range(100)]
+    html = point_map(points, label="map")
+    places = [tuple(map(float, p)) for p in re.findall(r"d='M([0-9.]+) ([0-9.]+)h0'", html)]
+    assert [y for _, y in sorted(places)] == sorted(y for _, y in places), "here further right is lower"
+    assert "8 smaller groups are grey" in html
+    assert html.count("var(--soft)") == 8 * 5
+    assert html.count("class='swatch") == NUM_COLOURS
+
+
+def test_equal_factors_are_equal_steps() -> None:
+    html = line_chart([Series("a", [(0, 0.1), (8, 0.2), (32, 0.5), (128, 0.6)])], x_name="n", y_name="y", log_x=True)
+    lefts = [float(x) for x in re.findall(r"class='tick x(?: odd)?' style='left:([0-9.]+)%", html)]
+    assert lefts[0] == 0
+    assert lefts[2] - lefts[1] == pytest.approx(lefts[3] - lefts[2], abs=0.02)
+    assert lefts[1] - lefts[0] == pytest.approx((lefts[2] - lefts[1]) / 2, abs=0.02)
 
 
 def test_dots_lie_where_their_numbers_say() -> None:

@@ -156,7 +156,7 @@ def test_text_that_is_none_in_parquet_is_a_bad_row(tmp_path: Path) -> None:
         ('[{"a": 1}, {"a": 2}', "the file ends in the middle"),
         ('[{"a": "x}]', "a text that is never closed"),
         ('{"a": [{"b": 1}], "c": [{"b": 2}]}', r"holds several lists \(a, c\)"),
-        ('{\n"a": 1\n}', "holds no list of objects"),
+        ('{\n"a": 1, "b": ["x", "{"], "c": [[1, {"d": 2}]]\n}', "holds no list of objects"),
         ('[{"a": 1}}]', "closes nothing"),
         ('[{"a" 1}]', "row 1: not JSON"),
     ],

@@ -10,7 +10,7 @@ import pytest
 
 from remask.errors import DataError, MissingInputError
 from remask.tasks.blimp import (
-    Pair,
+    MinimalPair,
     num_masked_rows,
     pseudo_log_likelihoods,
     read_blimp,
@@ -56,7 +56,11 @@ def test_every_token_is_masked_once_and_only_once(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_likelier_sentence_wins_and_a_tie_does_not() -> None:
-    pairs = [Pair("ab", "cd", "one", "x"), Pair("cd", "ab", "one", "x"), Pair("ab", "ba", "two", "x")]
+    pairs = [
+        MinimalPair("ab", "cd", "one", "x"),
+        MinimalPair("cd", "ab", "one", "x"),
+        MinimalPair("ab", "ba", "two", "x"),
+    ]
     frame = Frame(0, 2, True, False, 32)
     result = score_pairs(pairs, lambda batch: -batch.masked_labels_M, Letters(), frame)
     assert result["paradigms"] == {"one": 0.5, "two": 0.0}
@@ -64,11 +68,30 @@ def test_the_likelier_sentence_wins_and_a_tie_does_not() -> None:
 
 
 def test_means() -> None:
-    pairs = [Pair("a", "b", p, c) for p, c in (("p1", "x"), ("p1", "x"), ("p2", "x"), ("p3", "y"))]
-    result = summarise(pairs, [True, False, True, False])
+    pairs = [MinimalPair("a", "b", p, c) for p, c in (("p1", "x"), ("p1", "x"), ("p2", "x"), ("p3", "y"))]
+    result = summarise(pairs, [0.1, -1.0, 2.0, 0.0])
     assert result["paradigms"] == {"p1": 0.5, "p2": 1.0, "p3": 0.0}
     assert result["categories"] == {"x": 0.75, "y": 0.0}
     assert result["metrics"] == {"accuracy": 0.5, "category_mean": 0.375}
+    assert result["ties"] == 1
+    assert result["ties_as_half"] == pytest.approx({"accuracy": 2 / 3, "category_mean": 0.625})
+
+
+def test_standard_errors_are_those_of_drawing_other_pairs() -> None:
+    """Against 4,000 draws of the pairs of each paradigm."""
+    draw = np.random.default_rng(0)
+    sizes = {("p1", "x"): (60, 0.5), ("p2", "x"): (40, 0.8), ("p3", "y"): (50, 0.3)}
+    pairs = [MinimalPair("a", "b", *names) for names, (count, _) in sizes.items() for _ in range(count)]
+
+    def means() -> tuple[float, float]:
+        margins = [float(draw.random() < chance) for count, chance in sizes.values() for _ in range(count)]
+        metrics = summarise(pairs, margins)["metrics"]
+        return metrics["accuracy"], metrics["category_mean"]
+
+    spread = np.std([means() for _ in range(4000)], axis=0)
+    margins = [float(i < count * chance) for count, chance in sizes.values() for i in range(count)]
+    errors = summarise(pairs, margins)["standard_errors"]
+    assert list(errors.values()) == pytest.approx(spread.tolist(), rel=0.06)
 
 
 def test_files(tmp_path: Path) -> None:

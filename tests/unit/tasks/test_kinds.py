@@ -1,4 +1,4 @@
-"""What a task's files become: what is left out and said, weights of classes, and files of another task."""
+"""What a task's files become: which rows are skipped and reported, weights of classes, and files of another task."""
 
 from __future__ import annotations
 

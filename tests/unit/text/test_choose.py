@@ -14,7 +14,7 @@ from remask.text import choose
 from remask.text.part import band_shape
 from remask.text.settings import DedupSettings, SourceSettings, StoriesSettings, TextSettings
 from remask.text.shingles import ngrams, word_hashes
-from remask.text.stories import Scorer
+from remask.text.stories import StoryScorer
 
 
 def corpus(folder: Path, name: str, documents: list[str]) -> SourceSettings:
@@ -112,7 +112,7 @@ def test_stories_keep_what_is_close_to_the_seeds(tmp_path: Path, texts, build, a
     documents = build(filtered)
     assert all_texts(documents) == [story]
     assert documents.counts["dropped"] == {"not story-like": 9}
-    scorer = Scorer(StoriesSettings(seeds=seeds))
+    scorer = StoryScorer(StoriesSettings(seeds=seeds))
     assert scorer.score(word_hashes(story)) > scorer.score(word_hashes("The old market was cold.")) > 0
     assert scorer.score(word_hashes("")) == 0
 

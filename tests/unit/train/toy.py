@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remask.schema import Batch, BatchSource, Loss, Part
+from remask.schema import Batch, BatchSource, Loss, LossPart
 
 VOCABULARY, WIDTH, ROWS, LENGTH = 11, 8, 4, 6
 
@@ -82,5 +82,8 @@ class ToyObjective:
             loss = loss * self.spoil[step]
         right = ((logits.argmax(-1) == labels) & (labels != -100)).sum()
         counts = self.counts(batch)
-        parts = {"task": Part(loss, counts["task"]), "size": Part(logits.float().square().sum(), counts["size"])}
-        return Loss(parts, {"accuracy": Part(right, counts["task"])})
+        parts = {
+            "task": LossPart(loss, counts["task"]),
+            "size": LossPart(logits.float().square().sum(), counts["size"]),
+        }
+        return Loss(parts, {"accuracy": LossPart(right, counts["task"])})

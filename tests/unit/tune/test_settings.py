@@ -8,7 +8,7 @@ import pytest
 
 from remask.config import build_run
 from remask.errors import ConfigError
-from remask.tune.settings import TUNED, FinetuneRun, SearchRun
+from remask.tune.settings import TUNED, FinetuneRun, TuneRun
 
 RANGES: dict[str, Any] = {
     "lr": [1e-5, 1e-3], "batch": [8, 16], "epochs": [1.0, 2.0], "warmup": [0.0, 0.1], "weight_decay": [0.0, 0.1],
@@ -20,14 +20,14 @@ VALUES: dict[str, Any] = {"lr": 1e-4, "batch": 4, "epochs": 1.0, "warmup": 0.05,
 def test_a_value_and_a_range_are_refused_together(name: str) -> None:
     place = ".".join(TUNED[name])
     with pytest.raises(ConfigError, match=rf"{place} and search\.{name} are both given: a value, or a range to search"):
-        build_run(SearchRun, options={place: VALUES[name], f"search.{name}": RANGES[name]})
+        build_run(TuneRun, options={place: VALUES[name], f"search.{name}": RANGES[name]})
 
 
 @pytest.mark.parametrize("name", TUNED)
 def test_a_value_alone_is_kept_and_a_range_alone_searched(name: str) -> None:
     place = ".".join(TUNED[name])
-    assert build_run(SearchRun, assignments=[f"{place}={VALUES[name]}"]).run.given() == {name}
-    assert build_run(SearchRun, options={f"search.{name}": RANGES[name]}).run.given() == set()
+    assert build_run(TuneRun, assignments=[f"{place}={VALUES[name]}"]).run.given() == {name}
+    assert build_run(TuneRun, options={f"search.{name}": RANGES[name]}).run.given() == set()
 
 
 def test_other_values_leave_the_rest_of_a_run_as_it_is() -> None:

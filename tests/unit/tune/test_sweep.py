@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from remask.progress import Progress
 from remask.tune.settings import FinetuneRun
-from remask.tune.sweep import Trial, Trials, sweep
+from remask.tune.sweep import Trial, sweep
 
 
 class Diverged(Exception):
@@ -22,9 +23,10 @@ def tune(run: FinetuneRun, out: Path, **_: Any) -> dict[str, Any]:
     return {"score": run.train.learning_rate, "rows": run.batch.num_rows, "folder": out.name}
 
 
-def trials(heard: list[Any]) -> Trials:
+def trials(heard: list[Any]) -> Iterator[Trial]:
     for number, rate in enumerate((0.1, 1.0, 0.3)):
-        heard.append((yield Trial({"lr": rate, "batch": 8}, Path(str(number)))))
+        assert len(heard) == number
+        yield Trial({"lr": rate, "batch": 8}, Path(str(number)), ended=heard.append)
 
 
 def test_every_trial_is_heard_of_before_the_next() -> None:
@@ -42,4 +44,4 @@ def test_what_may_not_fail_ends_the_sweep() -> None:
     heard: list[Any] = []
     with pytest.raises(Diverged):
         sweep(tune, FinetuneRun(), trials(heard), progress=Progress(quiet=True))
-    assert len(heard) == 1
+    assert [type(outcome) for outcome in heard] == [dict]

@@ -1,4 +1,4 @@
-"""`remask search`: the best recipe of a fine-tuning run, with optuna. Not here: the search itself (remask/tune)."""
+"""`remask tune`: the best recipe of a fine-tuning run, with optuna. Not here: the search itself (remask/tune)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from remask.commands import Common, common_options
 from remask.commands.finetune import task_options, with_recipe
 from remask.config import find_run
 from remask.errors import UsageError
-from remask.tune.settings import TUNED, SearchRun
+from remask.tune.settings import TUNED, TuneRun
 
 
 @click.command()
@@ -25,13 +25,13 @@ from remask.tune.settings import TUNED, SearchRun
 def command(common: Common, run_name: str | None, out: Path, **options: Any) -> None:
     """Search the recipe of a fine-tuning run: learning rate, batch, epochs, warmup.
 
-    remask search --task classify --init MODEL --train my.csv --text body --label topic --trials 20 --out DIR
+    remask tune --task classify --init MODEL --train my.csv --text body --label topic --trials 20 --out DIR
     """
     started = time.monotonic()
-    file = None if run_name is None else find_run("search", run_name)
+    file = None if run_name is None else find_run("tune", run_name)
     # What a search varies is not taken from a named task's recipe: a value that is given is not searched.
     varied = [".".join(place) for place in TUNED.values()]
-    built = with_recipe(common, file, options["task"], without=varied).build(SearchRun, file, **options)
+    built = with_recipe(common, file, options["task"], without=varied).build(TuneRun, file, **options)
     common.show_differences(built)
     if not built.run.init:
         raise UsageError("--init MODEL is needed")
@@ -41,5 +41,5 @@ def command(common: Common, run_name: str | None, out: Path, **options: Any) -> 
     if common.dry_run:
         check(built.run, common.progress)
         return
-    values = api.search(built.run, out=out, progress=common.progress, allow_change=common.allow_change)
+    values = api.tune_recipe(built.run, out=out, progress=common.progress, allow_change=common.allow_change)
     common.result({**values, "seconds": round(time.monotonic() - started, 1)}, render(values))

@@ -22,7 +22,7 @@ from remask.tune import seed as tune_seed
 from remask.tune.finetune import finetune
 from remask.tune.finetune import render as finetune_table
 from remask.tune.search import render, search
-from remask.tune.settings import FinetuneRun, SearchRun
+from remask.tune.settings import FinetuneRun, TuneRun
 
 WORDS = ("red green blue cold warm big small old new fast").split()  # noqa: SIM905
 
@@ -43,11 +43,11 @@ def options_for(model: Path, train: Path, **options: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def search_for(model: Path, train: Path, **options: Any) -> SearchRun:
+def search_for(model: Path, train: Path, **options: Any) -> TuneRun:
     values = {
         "search.trials": 4, "search.lr": [1e-4, 2e-2], "search.batch": [16, 32], "search.epochs": [1.0, 2.0], **options,
     }  # fmt: skip
-    return build_run(SearchRun, options=options_for(model, train, **values)).run
+    return build_run(TuneRun, options=options_for(model, train, **values)).run
 
 
 def proposals(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -100,7 +100,7 @@ def test_a_killed_search_goes_on_to_the_same_end(
 def test_the_best_run_file_runs_as_printed(task_model: Path, tmp_path: Path) -> None:
     train = write_rows(tmp_path / "t.jsonl")
     words = [
-        "search", "--task", "classify", "--init", task_model, "--train", train, "--dev", train, "--trials", 2, "--out",
+        "tune", "--task", "classify", "--init", task_model, "--train", train, "--dev", train, "--trials", 2, "--out",
         tmp_path / "out", "--set", "train.precision=fp32", "--set", "search.epochs=[1.0]", "--set", "search.batch=[32]",
         "--json", "-q",
     ]  # fmt: skip
@@ -153,7 +153,7 @@ def test_searches_that_cannot_be_are_refused(task_model: Path, tmp_path: Path, m
     with pytest.raises(UsageError, match="nothing varies"):
         search(search_for(task_model, train, **nothing), tmp_path / "o", progress=Progress(quiet=True))
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UnavailableError, match=r"pip install .*\[search\]"):
+    with pytest.raises(UnavailableError, match=r"pip install .*\[tune\]"):
         search(search_for(task_model, train), tmp_path / "o2", progress=Progress(quiet=True))
 
 
@@ -170,7 +170,7 @@ def test_a_value_that_is_given_is_kept_or_refused(task_model: Path, tmp_path: Pa
         "search.trials": 2,
         "search.lr": [1e-4, 2e-2],
     }
-    run = build_run(SearchRun, options=options_for(task_model, train, **given)).run
+    run = build_run(TuneRun, options=options_for(task_model, train, **given)).run
     values = search(run, tmp_path / "out", progress=Progress(quiet=True))
     assert [set(trial) - {"trial", "state", "score", "seconds"} for trial in values["trials"]] == [{"lr"}, {"lr"}]
     for file in (tmp_path / "out").glob("trials/*/run.yaml"):
