@@ -219,7 +219,8 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
     **{key: WRITE for key in ("decoder.weights", "decoder.num_layers", "loss.label_smoothing", "batch.num_tokens")},
     "table.turns": {**WRITE, "task": "reply", "train_file": "turns.jsonl"},
-    **{f"decode.{name}": WRITE for name in ("by", "beams", "no_repeat", "cached")},
+    **{f"decode.{name}": WRITE for name in ("by", "beams", "cached")},
+    "decode.no_repeat": {**WRITE, "train_file": "repeats.jsonl"},
     "decode.length_penalty": {**WRITE, "decode.beams": 3},
     **{f"decode.{name}": {**WRITE, "decode.by": "sampling"} for name in ("temperature", "top_k", "top_p", "seed")},
 }
@@ -259,6 +260,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
     ]
     files = {
         "pairs": pairs,
+        "repeats": [{**pair, "target": "fox fox fox"} for pair in pairs],
         "turns": turns,
         "train": rows,
         "bad": [*rows, {"text": "", "label": "a"}],
