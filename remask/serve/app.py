@@ -26,7 +26,7 @@ from remask.serve.guard import Guard, RefusedError, error_body
 from remask.serve.metrics import CONTENT_TYPE, Metrics
 from remask.serve.queue import Job, OverloadedError, TooMuchError
 from remask.serve.request_log import KEY
-from remask.serve.schemas import MAX_INPUTS, TASKS, Asked, ErrorOut, ModelsOut, StateOut
+from remask.serve.schemas import TASKS, Asked, ErrorOut, ModelsOut, StateOut
 from remask.serve.supervisor import EngineError, Supervisor
 
 _STATUS = {
@@ -145,7 +145,10 @@ class Service:
     def _job(self, task: str, asked: Asked) -> Job:
         facts = self.engine.facts
         if asked.model is None:
-            name = next((name for name in self.entries if task in facts[name]["tasks"]), None)
+            able = [name for name in self.entries if task in facts[name]["tasks"]]
+            if task == "write":  # an encoder alone can fill masks; a decoder comes first
+                able.sort(key=lambda name: not facts[name]["decoder"])
+            name = able[0] if able else None
             if name is None:
                 raise EngineError("cannot", f"no model here can {task}")
             step = None
@@ -211,7 +214,10 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
         redirect_slashes=False,
     )
     for task, (kind, out, line) in TASKS.items():
-        responses = {200: {"model": out}, **ERRORS}
+        answered: dict[str, Any] = {"model": out}
+        if "stream" in kind.model_fields:
+            answered["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+        responses = {200: answered, **ERRORS}
         path = f"/v1/{task}"
         app.post(path, summary=line, responses=responses, response_class=Response, operation_id=task.replace("-", "_"))(
             _handler(service, task, kind)
@@ -347,7 +353,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if field == "inputs":
         number = next((f"[{part}]" for part in wrong["loc"] if isinstance(part, int)), "")
         kind = TASKS[request.url.path.rpartition("/")[2]][0]
-        said = f"{number}: {said}; send {kind.one_input}, or a list of 1 to {MAX_INPUTS} such"
+        said = f"{number}: {said}; send {kind.one_input}, or a list of 1 to {kind.most_inputs} such"
         return error_response(422, "invalid", f"inputs{said}", field)
     return error_response(422, "invalid", f"{field or 'the body'}: {said}", field)
 

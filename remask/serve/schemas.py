@@ -68,6 +68,7 @@ class Asked(Strict):
     """What every request has. `one_input`: what an input is, for whoever sent something else."""
 
     one_input: ClassVar[str] = "a text"
+    most_inputs: ClassVar[int] = MAX_INPUTS
     model: Annotated[str, Field(min_length=1, max_length=120, description="an id of /v1/models, or ID@STEP")] | None = (
         None
     )
@@ -161,9 +162,12 @@ class Tokenize(Asked):
     inputs: Texts
 
 
+MAX_WRITTEN = 32  # texts of a request: each token of each is a pass of its own
+
+
 class Write(Asked):
-    one_input = "a text"
-    inputs: Texts
+    most_inputs = MAX_WRITTEN
+    inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_WRITTEN)]
     by: Literal["beams", "sampling"] | None = None
     beams: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=16)] | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
@@ -284,6 +288,7 @@ class ModelOut(BaseModel):
     labels: list[str] | None
     kind: str | None
     takes: str | None
+    decoder: bool
     mask_token: str
     max_length: int
     num_layers: int

@@ -180,6 +180,7 @@ class Models:
             "labels": list(task.labels) or None if task else None,
             "kind": task.kind.name if task else None,
             "takes": takes,
+            "decoder": model.heads.writer is not None,
             "mask_token": model.tokenizer.special_names["mask"],
             "max_length": settings.max_length,
             "num_layers": settings.num_layers,

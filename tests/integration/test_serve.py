@@ -337,7 +337,7 @@ def test_the_documents_of_the_requests_are_strict(served: Served) -> None:
     _, document, _ = served.ask("/openapi.json")
     assert {path for path in document["paths"] if path.startswith("/v1/")} == {
         *(f"/v1/{task}" for task in ("fill-mask", "classify", "pairs", "tag", "answer", "choose", "embed", "rank")),
-        "/v1/encode", "/v1/tokenize", "/v1/models",
+        "/v1/encode", "/v1/tokenize", "/v1/write", "/v1/models",
     }  # fmt: skip
     assert document["components"]["schemas"]["FillMask"]["additionalProperties"] is False
     status, page, _ = served.ask("/docs")

@@ -197,7 +197,7 @@ def test_bad_input(encoder: Path, taught: Path, tmp_path: Path) -> None:
 
 
 def test_over_http(taught: Path, task_model: Path) -> None:
-    server = Served([f"lang={taught / 'out'}", f"plain={task_model}"])
+    server = Served([f"plain={task_model}", f"lang={taught / 'out'}"])  # without a name, the one with a decoder writes
     try:
         status, body, _ = server.ask("/v1/write", {"inputs": [" red green", " blue"], "attentions": True})
         assert status == 200, body

@@ -208,7 +208,6 @@ const look = {
   say: (found) => `${count(found.tokens.length, "token")}; choose one to see what it looks at`,
 };
 
-const DECODERS = ["write", "translate", "summarise", "reply"]; // kinds whose models have one
 const named = (names) => names.map((name) => ({ text: name.trim() || name, special: true }));
 
 const write = {
@@ -226,7 +225,7 @@ const write = {
     if (!values.text.trim()) return wait("Write a text.");
     const within = (value, most, start) => Math.max(1, Math.min(most, Math.round(Number(value)) || start));
     const body = { inputs: values.text, max_length: within(values.longest, 512, 40) };
-    if (!DECODERS.includes(model.kind)) return body; // an encoder alone fills masks, one by one
+    if (!model.decoder) return body; // an encoder alone fills masks, one by one
     return { ...body, beams: within(values.beams, 16, 4), attentions: true };
   },
   show(found, values, { memory }) {
