@@ -39,6 +39,11 @@ _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml", ".png": "image/png", ".ico": "image/x-icon", ".json": "application/json",
 }  # fmt: skip
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"enum": ["text", "done", "error"]}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
 _RETRY_S = 2  # about how long a new engine takes
 
 _SAID: dict[int | str, Json] = {
@@ -92,25 +97,30 @@ class Service:
         return await self._answer(task, asked, request)
 
     async def stream(self, task: str, asked: Asked, request: Request) -> Response:
-        """Server-sent events: `text` with each new piece, then `done` with the whole answer, or `error` with the
-        document that would have been its body."""
+        """Server-sent events: `text` with each new piece, then `done` with the whole answer. What fails before the
+        first piece is answered as any other request; later it is an `error` event with the same document."""
         if len(asked.items()) != 1:
             return error_response(422, "invalid", "stream: one text at a time", "stream")
-        pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        pieces: asyncio.Queue[bytes | Response] = asyncio.Queue()
 
         def on_text(text: str) -> None:
             pieces.put_nowait(event("text", json.dumps({"text": text}, ensure_ascii=False).encode()))
 
         async def whole() -> None:
-            response = await self._answer(task, asked, request, on_text)
-            pieces.put_nowait(event("done" if response.status_code == 200 else "error", bytes(response.body)))
-            pieces.put_nowait(None)
+            pieces.put_nowait(await self._answer(task, asked, request, on_text))
+
+        working = asyncio.ensure_future(whole())
+        first = await pieces.get()
+        if isinstance(first, Response) and first.status_code != 200:
+            return first
 
         async def events() -> AsyncIterator[bytes]:
-            working = asyncio.ensure_future(whole())
+            piece = first
             try:
-                while (piece := await pieces.get()) is not None:
+                while not isinstance(piece, Response):
                     yield piece
+                    piece = await pieces.get()
+                yield event("done" if piece.status_code == 200 else "error", bytes(piece.body))
             finally:
                 working.cancel()
 
@@ -216,7 +226,7 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
     for task, (kind, out, line) in TASKS.items():
         answered: dict[str, Any] = {"model": out}
         if "stream" in kind.model_fields:
-            answered["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+            answered["content"] = {"text/event-stream": {"schema": _EVENT}}
         responses = {200: answered, **ERRORS}
         path = f"/v1/{task}"
         app.post(path, summary=line, responses=responses, response_class=Response, operation_id=task.replace("-", "_"))(

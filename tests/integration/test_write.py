@@ -212,9 +212,9 @@ def test_over_http(taught: Path, task_model: Path) -> None:
         assert [name for name, _ in events] == ["text"] * (len(events) - 1) + ["done"]
         assert "".join(data["text"] for name, data in events if name == "text").strip() == "warm cold"
         assert events[-1][1]["outputs"][0]["text"] == "warm cold"
-        ((name, data),) = streamed(server, {"inputs": " red green", "beams": 3, "stream": True})
-        assert name == "error"
-        assert "beams" in data["error"]["message"]
+        status, body, _ = server.ask("/v1/write", {"inputs": " red green", "beams": 3, "stream": True})
+        assert (status, "beams" in body["error"]["message"]) == (422, True)
+        assert server.ask("/v1/write", {"model": "none", "inputs": " red", "stream": True})[0] == 404
         assert server.ask("/v1/write", {"inputs": [" red", " blue"], "stream": True})[0] == 422
         assert server.ask("/v1/classify", {"inputs": " red"})[0] == 422
     finally:
