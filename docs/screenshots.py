@@ -1,7 +1,8 @@
 """The pictures of the page in docs/images, taken of a real server with the models of a quickstart.
 
     remask quickstart --out OUT
-    python docs/screenshots.py OUT
+    remask index MODEL README.md docs/*.md --length 128 --out INDEX
+    python docs/screenshots.py OUT INDEX
 
 Needs Chromium and playwright (the `test` extra). Each picture is one address of the page: the address has its state.
 """
@@ -52,16 +53,19 @@ PICTURES = {
         "attention", {"text": SENTENCE, "layer": "3", "head": "2"}, height=900, keys=("End", "ArrowLeft", "ArrowLeft")
     ),
     "page-phone": Picture("fill-mask", {"text": SENTENCE, "top": "6"}, width=360, height=740),
+    "page-search": Picture(
+        "search", {"query": "What happens when a run is killed?", "top": "4"}, 1280, 2230, model="docs"
+    ),
 }
 
 
 @contextlib.contextmanager
-def served(out: Path) -> Iterator[str]:
-    """`remask serve` with the encoder's run and the classifier of a quickstart; the address."""
+def served(out: Path, index: Path) -> Iterator[str]:
+    """`remask serve` with the encoder's run and the classifier of a quickstart, and an index; the address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    models = [f"encoder={out / 'pretrain'}", f"libraries={out / 'finetune' / 'pretrained'}"]
+    models = [f"encoder={out / 'pretrain'}", f"libraries={out / 'finetune' / 'pretrained'}", f"docs={index}"]
     process = subprocess.Popen([sys.executable, "-m", "remask", "serve", *models, "--port", str(port)])
     address = f"http://127.0.0.1:{port}"
     try:
@@ -113,9 +117,9 @@ def first_step(page: Page, model: str) -> str:
 
 def main() -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if len(sys.argv) != 2 or chromium is None:
-        raise SystemExit("usage: python docs/screenshots.py QUICKSTART_FOLDER   (and chromium must be installed)")
-    with served(Path(sys.argv[1])) as address, sync_playwright() as playwright:
+    if len(sys.argv) != 3 or chromium is None:
+        raise SystemExit("usage: python docs/screenshots.py QUICKSTART_FOLDER INDEX   (and chromium must be installed)")
+    with served(Path(sys.argv[1]), Path(sys.argv[2])) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         for name, picture in PICTURES.items():
             take(browser, address, name, picture)

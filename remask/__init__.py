@@ -1,8 +1,8 @@
 """remask: RoBERTa as a tool.
 
 `remask.load(path)` gives a model to use. `remask.prepare`, `pretrain`, `adapt`, `finetune`, `tune_recipe`, `evaluate`,
-`predict`, `encode`, `export` and `study` do what the verbs of the command line do (`remask --help`, docs/python.md).
-Nothing heavy is imported here: torch comes with the first thing that needs it.
+`predict`, `encode`, `export`, `index`, `search`, `monitor` and `study` do what the verbs of the command line do
+(`remask --help`, docs/python.md). Nothing heavy is imported here: torch comes with the first thing that needs it.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,21 @@ from remask.progress import Progress
 
 if TYPE_CHECKING:
     from remask.answer.model import load
-    from remask.api import adapt, encode, evaluate, export, finetune, predict, prepare, pretrain, study, tune_recipe
+    from remask.api import (
+        adapt,
+        encode,
+        evaluate,
+        export,
+        finetune,
+        index,
+        monitor,
+        predict,
+        prepare,
+        pretrain,
+        search,
+        study,
+        tune_recipe,
+    )
 
 __all__ = [
     "Progress",
@@ -22,10 +36,13 @@ __all__ = [
     "evaluate",
     "export",
     "finetune",
+    "index",
     "load",
+    "monitor",
     "predict",
     "prepare",
     "pretrain",
+    "search",
     "study",
     "tune_recipe",
 ]

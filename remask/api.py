@@ -9,7 +9,7 @@ before a function is called. Not here: how any of it works.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from remask.answer.predict import PredictRun
     from remask.evaluation.settings import EvaluateRun
     from remask.exports.settings import ExportRun
+    from remask.finding.settings import IndexRun, SearchRun
+    from remask.monitoring.settings import MonitorRun
     from remask.preparation.settings import PrepareRun
     from remask.pretraining.settings import PretrainRun
     from remask.studies.settings import StudyRun
@@ -58,6 +60,12 @@ def _plain(value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _prompt(pattern: str | Sequence[str] | None, words: Mapping[str, Sequence[str]] | None) -> dict[str, Any]:
+    """A prompt's keywords as settings."""
+    patterns = [pattern] if isinstance(pattern, str) else pattern
+    return {"prompt.patterns": patterns, "prompt.words": words and {label: list(said) for label, said in words.items()}}
 
 
 # ---------------------------------------------------------------------------------------------- pretraining
@@ -118,8 +126,8 @@ def pretrain(
     recipe. `data`: what `prepare` made. `minutes` or `steps`: how long, in place of the run file's own. `init_from`: a
     model to start from. `dry_run`: check everything, train nothing.
 
-    The result has the held-out `loss`, `perplexity`, `accuracy` and `bits_per_byte`; `out` is a model for `load`,
-    `finetune` and all others.
+    The result has the held-out `loss`, `perplexity`, `accuracy`, `bits_per_byte` and `bits_per_character`; `out` is a
+    model for `load`, `finetune` and all others.
 
     >>> remask.pretrain("wiki_small", data="prepared", minutes=60, out="encoder")["bits_per_byte"]  # doctest: +SKIP
     """
@@ -190,20 +198,29 @@ def finetune(
     source: str | None = None,
     target: str | None = None,
     target_tokenizer: StrPath | None = None,
+    pattern: str | Sequence[str] | None = None,
+    words: Mapping[str, Sequence[str]] | None = None,
     seeds: int | None = None,
     epochs: float | None = None,
     learn: str | None = None,
+    query: str | None = None,
+    positive: str | None = None,
+    negative: str | None = None,
+    unsupervised: StrPath | None = None,
+    distil: StrPath | None = None,
     settings: Settings | None = None,
     allow_change: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Teach a pretrained model a task of your own or of the papers.
 
-    `task`: classify, regress, multilabel, pair, ner, qa, choice, write, translate, summarise, reply, or a named one
-    such as "glue:sst2". `init`: the model to start from. `train`, `dev`: labelled files; without `dev` a fifth of
-    `train` is set aside. `text`, `text2`, `label`: columns; of a task that writes `source` and `target`, whose
-    vocabulary may be another one (`target_tokenizer`). `data`: the folder of a named task's files, instead of
-    `train` and `dev`.
+    `task`: classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, write, translate, summarise, reply,
+    or a named one such as "glue:sst2". `init`: the model to start from. `train`, `dev`: labelled files; without `dev` a
+    fifth of `train` is set aside. `text`, `text2`, `label`: columns. `data`: the folder of a named task's files,
+    instead of `train` and `dev`. `pattern`, `words`: for a prompt, see `Model.prompt`. Of a task that writes: `source`,
+    `target` are columns, `target_tokenizer` the targets' own vocabulary. Of task retrieve: `query`, `positive`,
+    `negative` are columns, `unsupervised` is text to make pairs from in place of `train`, and `distil` a cross-encoder
+    to learn from.
 
     The result has `metrics`, `spread` over the seeds, `notes`, and `model`, the folder of the best seed's model.
 
@@ -218,6 +235,9 @@ def finetune(
         "task": task, "init": init, "train_file": train, "dev_file": dev, "data": data, "table.text": text,
         "table.text2": text2, "table.label": label, "seeds": seeds, "train.epochs": epochs, "learn": learn,
         "table.source": source, "table.target": target, "target_tokenizer": target_tokenizer,
+        "table.query": query, "table.positive": positive, "table.negative": negative,
+        "retrieve.unsupervised": unsupervised, "retrieve.distil": distil,
+        **_prompt(pattern, words),
     }  # fmt: skip
     recipe = recipe_of(task) if run is None else ()
     built = _run(FinetuneRun, "finetune", run, keywords, settings, recipe)
@@ -298,18 +318,21 @@ def predict(
     file: StrPath | None = None,
     text: str | None = None,
     text2: str | None = None,
+    pattern: str | Sequence[str] | None = None,
+    words: Mapping[str, Sequence[str]] | None = None,
     scores: bool | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Answer every row of a file with a fine-tuned model; `out` has the same rows with the answers beside them.
 
+    `pattern` and `words` ask a model that fills masks instead, without fine-tuning (see `Model.prompt`).
     For texts that are in memory use `remask.load(model)`. The result counts `rows`, `bad` (set aside) and `cut`.
     """
     from remask.answer.predict import PredictRun
     from remask.answer.predict import main as answer
 
-    keywords = {"model": model, "file": file, "text": text, "text2": text2, "scores": scores}
+    keywords = {"model": model, "file": file, "text": text, "text2": text2, "scores": scores, **_prompt(pattern, words)}
     return answer(_run(PredictRun, None, run, keywords, settings), Path(out), progress=progress or Progress())
 
 
@@ -359,6 +382,75 @@ def export(
     return write(built, Path(out), measure)
 
 
+# -------------------------------------------------------------------------------------------------- finding
+
+
+def index(
+    run: IndexRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    model: StrPath | None = None,
+    docs: Sequence[StrPath] | None = None,
+    text: Sequence[str] | None = None,
+    id: str | None = None,
+    fields: Sequence[str] | None = None,
+    to: str | None = None,
+    add: bool = False,
+    remove: Sequence[str] = (),
+    workers: int | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Cut documents into passages, encode them with a model and index them in the folder `out`.
+
+    `docs`: files, folders or globs, as `prepare` takes them. Of tables, `text`: the columns with the text; `id`;
+    `fields` that are kept. `add`: to the index that is there. `remove`: ids of documents to take out of it (nothing
+    else is given then). `to`: also to "postgres://…", or "parquet". The result counts documents and passages.
+
+    >>> remask.index(model="encoder", docs=["manuals/"], out="manuals.index")["passages"]     # doctest: +SKIP
+    """
+    from remask.finding.build import index as make
+    from remask.finding.settings import IndexRun
+
+    keywords = {
+        "model": model, "docs.paths": docs, "docs.text_columns": text, "id": id, "fields": fields, "to": to,
+        "workers": workers,
+    }  # fmt: skip
+    built = _run(IndexRun, None, run, keywords, settings)
+    return make(built, Path(out), add=add, remove=remove, progress=progress or Progress())
+
+
+def search(
+    index: SearchRun | StrPath,
+    query: str | None = None,
+    *,
+    queries: StrPath | None = None,
+    qrels: StrPath | None = None,
+    by: str | None = None,
+    top: int | None = None,
+    rerank: StrPath | None = None,
+    out: StrPath | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Search an index (a folder, or postgres://…) for a query, or score it on a file of queries.
+
+    `by`: "vectors", "words" (BM25) or "both" (fused). `rerank`: a model of pairs that puts the best in a new order.
+    With `qrels`, the documents that are right for each of the `queries`, the result has `metrics` of every way with
+    intervals; `out` gets TREC run files and a page.
+
+    >>> remask.search("manuals.index", "how do I reset it?")["hits"][0]["text"]               # doctest: +SKIP
+    """
+    from remask.finding.search import search as find
+    from remask.finding.settings import SearchRun
+
+    keywords = {"query": query, "queries": queries, "qrels": qrels, "by": by, "top": top, "rerank": rerank}
+    if not isinstance(index, Config):
+        keywords["index"] = os.fspath(index)
+    built = _run(SearchRun, None, index if isinstance(index, Config) else None, keywords, settings)
+    return find(built, None if out is None else Path(out), progress=progress or Progress())
+
+
 # --------------------------------------------------------------------------------------------------- studies
 
 
@@ -395,3 +487,34 @@ def study(
         built = built.model_copy(update={"name": name})
     work = estimate if dry_run else do
     return work(built, Path(out), progress=progress or Progress())
+
+
+def monitor(
+    run: MonitorRun | StrPath | None = None,
+    *,
+    out: StrPath,
+    model: StrPath | None = None,
+    input: StrPath | None = None,
+    time: str | None = None,
+    text: str | None = None,
+    group: str | None = None,
+    window: str | None = None,
+    settings: Settings | None = None,
+    on_event: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Watch texts over time: shares of the model's classes by window and group, and an alarm where one shifts.
+
+    `input`: a table, or "-" for stdin. `time`, `text`, `group`: columns. `window`: "15m", "1h", "1d". Others by name:
+    `{"alarm.shift": 0.05, "alarm.rhythm": "daily", "zone": "Europe/Berlin", "follow": True}`. `on_event` gets every
+    closed window and every alarm, once. The same call with the same `out` goes on after a stop or a kill.
+
+    >>> remask.monitor(model="opinion", input="tweets.csv", time="created", group="airline", window="3h",
+    ...                out="watch")["alarms"]                                         # doctest: +SKIP
+    """
+    from remask.monitoring.run import monitor as watch
+    from remask.monitoring.settings import MonitorRun
+
+    keywords = {"model": model, "input": input, "time": time, "text": text, "group": group, "window": window}
+    built = _run(MonitorRun, None, run, keywords, settings)
+    return watch(built, Path(out), progress=progress or Progress(), on_event=on_event)

@@ -186,30 +186,36 @@ def _predicts_next(batch: Batch) -> Array:
     return follows_BS
 
 
-def held_out(model: Any, batches: Iterable[Batch], token_lengths_V: np.ndarray) -> dict[str, float]:
+def held_out(
+    model: Any, batches: Iterable[Batch], token_lengths_V: np.ndarray, token_characters_V: np.ndarray | None = None
+) -> dict[str, float]:
     """Masked LM on fixed batches of numpy arrays: loss in nats per masked token, perplexity, accuracy, bits per byte.
 
-    Bits per byte: the sum of -log2 p over the masked tokens by the bytes of those tokens."""
+    Bits per byte: the sum of -log2 p over the masked tokens by the bytes of those tokens; bits per character, where
+    the characters of every token are given: by those."""
     import torch
 
     device = next(model.parameters()).device
     nats = right = 0.0
-    tokens = num_bytes = 0
+    tokens = num_bytes = num_characters = 0
     for batch in batches:
         labels_M = _given(batch.masked_labels_M)
         tokens += len(labels_M)
         num_bytes += int(token_lengths_V[labels_M].sum())
+        num_characters += 0 if token_characters_V is None else int(token_characters_V[labels_M].sum())
         on_device = batch.map(lambda array: torch.as_tensor(array).to(device))
         hidden_BSD = model.encode(on_device, None, wanted_M=on_device.masked_positions_M)
         loss, correct = model.masked_lm_loss(hidden_BSD, on_device.masked_positions_M, on_device.masked_labels_M)
         nats += float(loss)
         right += float(correct)
     loss_per_token = nats / max(1, tokens)
+    by_character = {"bits_per_character": nats / math.log(2) / max(1, num_characters)}
     return {
         "loss": loss_per_token,
         "perplexity": math.exp(min(loss_per_token, 700.0)),
         "accuracy": right / max(1, tokens),
         "bits_per_byte": nats / math.log(2) / max(1, num_bytes),
+        **({} if token_characters_V is None else by_character),
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 Array = Any
 Json = dict[str, Any]  # a JSON object: plain values by name, such as what a verb prints with --json
@@ -131,4 +131,20 @@ class Objective(Protocol):
 
     def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
         """`step` keys the dropout noise; None is evaluation, without noise."""
+        ...
+
+
+@runtime_checkable
+class JointObjective(Objective, Protocol):
+    """What compares all rows of a step with one another, so that its loss is not a sum over micro-batches.
+
+    The loop keeps the mathematics of one big batch by gradient caching (arXiv 2101.06983): outputs of all rows without
+    gradients, the loss of all outputs, then every micro-batch again with the gradients of its own outputs."""
+
+    def outputs(self, model: Any, batch: Batch, step: int | None) -> Array:
+        """One vector a row, B x D; the same again for the same rows and step."""
+        ...
+
+    def compare(self, model: Any, outputs_ND: Array, example_ids_N: Array, rank: int, num_ranks: int) -> Loss:
+        """The loss of the outputs of a whole step: the share that this one of so many ranks adds to the sums."""
         ...

@@ -29,10 +29,10 @@ def adaptation_report(values: Mapping[str, Any], run: RunFolder) -> str:
     page = Page("An adapted model", f"{values['from']} · {values['date']} · {values['machine']}")
     page.tiles(_tiles(values))
     page.playground(values["model"])
-    _heldout(page, values, run)
-    _samples(page, before, after)
     if values["task"]:
         _task(page, values["task"])
+    _heldout(page, values, run)
+    _samples(page, before, after)
     if "closeness" in before:
         page.heading("Embeddings")
         page.text(

@@ -8,6 +8,7 @@ call in the same folder goes on, and ends with the same bits. Not here: how any 
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import os
 import platform
@@ -268,7 +269,8 @@ def _measure_start(work: _Work, side: Side) -> Json:
     from remask.pretraining.start import make_network
 
     run = pretrain_run(work, side).model_copy(update={"learn": "all"})
-    network = make_network(run, side.tokenizer, Progress(quiet=True), work.out)
+    unheard = Progress(quiet=True, stream=io.StringIO())  # the same is said when training starts
+    network = make_network(run, side.tokenizer, unheard, work.out)
     loaded = Loaded(
         network, network.settings, network.head_settings, side.prepared / "tokenizer", None, work.loaded.folder
     )

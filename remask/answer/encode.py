@@ -43,6 +43,7 @@ class EncodeRun(Config):
     table: OtherForm = setting(OtherForm(), "how the file is written, where its name does not tell")
     pooled: bool = setting(False, "one vector a text (of length 1) instead of one state a token")
     pooling: Pooling | None = setting(None, "of a vector: the first token's state or the mean; None: as the model has")
+    prompt: str | None = setting(None, "of a vector: which of the model's prompts stands before a text; None: none")
     long_texts: Literal["error", "cut"] = setting("error", "a text beyond the model's length: stop there, or cut it")
     device: str = setting("cpu", "cpu, cuda, ...")
 
@@ -132,7 +133,7 @@ class _Job:
         """Ids, and vectors or states, of some texts."""
         texts, run = [row.values[TEXT] for row in piece], self._run
         if run.pooled:
-            values: Any = self._model.embed(texts, pooling=run.pooling, long_texts=run.long_texts)
+            values: Any = self._model.embed(texts, prompt=run.prompt, pooling=run.pooling, long_texts=run.long_texts)
             ids: list[Any] = [tokens.ids for tokens in self._model.tokenize(texts)]
         else:
             encoded = self._model.encode(texts, long_texts=run.long_texts)

@@ -1,4 +1,4 @@
-"""A model to use: `remask.load(path)`, then `fill_mask`, `classify`, `tag`, `answer`, `choose`, `embed`, `encode`.
+"""A model to use: `remask.load(path)`, then `fill_mask`, `prompt`, `classify`, `tag`, `answer`, `choose`, `embed`, ….
 
 In: a run, checkpoint, model or Hugging Face folder, and texts. Out: the records of answers.py, in the order of the
 texts. The rows of all texts (`together`: of all questions) run in batches of like length within a budget of padded
@@ -126,6 +126,26 @@ class Model:
         several = [texts] if isinstance(texts, str) else list(texts)
         answers = self._now(self.questions.fill_mask(several, top, targets))
         return answers[0] if isinstance(texts, str) else answers
+
+    def prompt(
+        self,
+        texts: Sequence[str | Pair],
+        pattern: str | Sequence[str],
+        words: Mapping[str, Sequence[str]],
+        *,
+        calibrate: bool = True,
+        long_texts: LongTexts = "error",
+    ) -> list[Label]:
+        """The class of each text or pair without fine-tuning, by the words that fit into a pattern's mask.
+
+        `pattern`: one or several sentences with {text}, for pairs also {text2}, and one <mask>. `words`: for each label
+        the words that mean it. `calibrate`: words are scored against what they score around an empty text.
+
+        >>> words = {"positive": ["great", "good"], "negative": ["bad", "terrible"]}             # doctest: +SKIP
+        >>> model.prompt(["It broke after a day."], "{text} It was <mask>.", words)[0].label     # doctest: +SKIP
+        'negative'
+        """
+        return self._now(self.questions.prompt(texts, pattern, words, calibrate=calibrate, long_texts=long_texts))
 
     def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "model") -> list[Label]:
         """The class of each text or pair of texts (for regression its number).

@@ -1,9 +1,10 @@
-"""`remask predict`: what a fine-tuned model says about every row of a file, however long.
+"""`remask predict`: what a model says about every row of a file, however long.
 
-In: MODEL with a task's head, and a file like the one it was trained on (labels may be missing). Out: a file with the
-same rows in the same order and the answer's columns beside them; rows that cannot be answered go to OUT.bad.jsonl with
-their line and the reason. Rows are read, sorted by length and answered in pieces, each kept on disk as soon as it is
-done: killed at any moment, the same command goes on and ends with the same bytes. Not here: scores (evaluate).
+In: MODEL with a task's head (or a masked-LM head and a prompt), and a file like the one it was trained on (labels may
+be missing). Out: a file with the same rows in the same order and the answer's columns beside them; rows that cannot be
+answered go to OUT.bad.jsonl with their line and the reason. Rows are read, sorted by length and answered in pieces,
+each kept on disk as soon as it is done: killed at any moment, the same command goes on and ends with the same bytes.
+Not here: scores (evaluate).
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from remask.progress import Progress, counted
 from remask.tables import Cells, OtherForm, about_rows
 from remask.tasks.answer_files import check_name, write_rows
 from remask.tasks.kinds import StoredTask
-from remask.tasks.settings import DecodeChanges
+from remask.tasks.settings import DecodeChanges, PromptSettings
 
 if TYPE_CHECKING:
+    from remask.answer.reader import Reader
     from remask.answer.stream import Asker
 
 CHUNK_CHARACTERS = 8_000_000
@@ -41,6 +43,7 @@ class PredictRun(Config):
     model: str = setting("", "a fine-tuned model")
     file: str = setting("", "the rows to answer")
     task: str | None = setting(None, "of a model with several tasks: which one")
+    prompt: PromptSettings = setting(PromptSettings(), "ask the masked-LM head instead, without fine-tuning")
     table: OtherForm = setting(OtherForm(), "how the file is written, where its name does not tell")
     text: str | None = setting(None, "column with the text; null: the one the model was trained on")
     text2: str | None = setting(None, "column with the second text; null: the one the model was trained on")
@@ -92,12 +95,11 @@ class Ready:
 def open_ready(run: PredictRun) -> Ready:
     """Open everything that does not depend on the file."""
     from remask.answer.model import Model
-    from remask.answer.reader import open_reader
     from remask.answer.stream import Asker
     from remask.model.store import model_fingerprint
     from remask.precision import choose_device, choose_precision
 
-    reader = open_reader(Path(run.model), run.task)
+    reader = open_asked(run)
     task = reader.task
     if task.kind.writes:
         task = replace(task, decode=run.decode.over(task.decode))
@@ -110,6 +112,17 @@ def open_ready(run: PredictRun) -> Ready:
     identity = {"model": model_fingerprint(model.folder), "precision": precision, "device": str(device)}
     facts = {"kind": task.kind.name, "labels": list(task.labels), "precision": precision}
     return Ready(Asker.of(model, run.text, run.text2), facts, identity)
+
+
+def open_asked(run: PredictRun) -> Reader:
+    """The model with its own task, or with the one that a pattern and words make."""
+    from remask.answer.prompting import prompted
+    from remask.answer.reader import open_reader
+
+    reader = open_reader(Path(run.model), run.task)
+    if run.prompt.patterns or run.prompt.words:
+        return prompted(reader, run.prompt, run.text, run.text2)
+    return reader
 
 
 def answer_texts(run: PredictRun, texts: Sequence[Sequence[str]], places: Sequence[str]) -> dict[str, Any]:

@@ -7,26 +7,29 @@ each row (in order), and returns its answer. So the rows of many questions, also
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from torch import Tensor
 
 from remask.answer.decoding import OnStep
 from remask.answer.mask_writing import fill_masks
+from remask.answer.prompting import empty_example, prompt_kind, with_priors
 from remask.answer.reader import Reader
 from remask.answer.runner import Reading, Row, Runner
 from remask.errors import DataError
 from remask.model.settings import Pooling
+from remask.progress import counted
 from remask.schema import Batch
 from remask.tasks.kinds import StoredTask
 from remask.tasks.race import ChoiceQuestion
 from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized, Written
 from remask.tasks.rows import cut
-from remask.tasks.settings import DecodeChanges, DecodeSettings, MaskOrder, RowSettings
+from remask.tasks.settings import DecodeChanges, DecodeSettings, MaskOrder, PromptSettings, RowSettings
 from remask.tasks.squad import Question as Asked
 from remask.tasks.tables import Example
 from remask.tasks.tags import in_words
@@ -52,6 +55,10 @@ class NoMaskError(DataError):
 
 class TargetError(DataError):
     """A word that is not one token of the vocabulary, so that it has no score."""
+
+
+class PromptError(DataError):
+    """A pattern or a word that cannot be asked."""
 
 
 class CannotError(DataError):
@@ -94,11 +101,10 @@ class Questions:
     @property
     def methods(self) -> tuple[str, ...]:
         """What this model can do."""
-        fills = ("fill_mask",) if self.reader.loaded.heads.masked_lm else ()
-        tasks = list(self.reader.tasks)
-        if fills and "write" not in tasks:
-            tasks.append("write")  # by filling masks
-        return (*fills, *tasks, "embed", "rank", "encode", "tokenize")
+        fills = ("fill_mask", "prompt") if self.reader.loaded.heads.masked_lm else ()
+        by_masks = ("write",) if fills else ()  # where there is no decoder
+        every = (*fills, *self.reader.tasks, *by_masks, "embed", "rank", "encode", "tokenize")
+        return tuple(dict.fromkeys(every))
 
     # ---------------------------------------------------------------------------------------------- fill-mask
 
@@ -181,6 +187,44 @@ class Questions:
         mask = self.tokenizer.special_names["mask"]
         return "".join(mask if i % 2 else self.tokenizer.decode(piece) for i, piece in enumerate(pieces))
 
+    def prompt(
+        self,
+        texts: Sequence[str | Pair],
+        patterns: str | Sequence[str],
+        words: Mapping[str, Sequence[str]],
+        *,
+        calibrate: bool = True,
+        long_texts: LongTexts = "error",
+    ) -> Question[list[Label]]:
+        """Calibration asks about an empty text besides, in the same batch."""
+        self._need("prompt")
+        items = _examples(texts)
+        try:
+            settings = PromptSettings(
+                patterns=(patterns,) if isinstance(patterns, str) else tuple(patterns),
+                words={label: (one,) if isinstance(one, str) else tuple(one) for label, one in words.items()},
+                calibrate=calibrate,
+            )
+        except ValidationError as error:
+            raise PromptError(str(error.errors()[0]["ctx"]["error"])) from None
+        if not settings.patterns or not settings.words:
+            raise PromptError("a prompt needs a pattern and words")
+        if any((len(item.texts) == 2) != settings.takes_pairs for item in items):
+            raise PromptError("patterns with {text2} take pairs of texts, and others single ones")
+        labels = tuple(settings.words)
+        kind = prompt_kind(self.reader, settings, labels)
+        asked = [*items, *([empty_example(kind)] if calibrate else [])]
+        self.on_text(len(kind.settings.patterns) * sum(len(text) for item in items for text in item.texts))
+        rows_settings = RowSettings(max_length=self.settings.max_length)
+        rows = kind.encode(asked, labels, self.tokenizer, self.frame, rows_settings, labelled=False)
+        if rows.num_cut and long_texts != "cut":
+            raise TooLongError(f'{counted(rows.num_cut, "text")}: too long for the pattern; cut (long_texts = "cut")')
+        segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
+        outputs = yield list(zip(rows.ids, segments, strict=True)), self.runner.reading(kind)
+        count = len(items) * rows.group_size
+        kind = with_priors(kind, outputs[count:]) if calibrate else kind
+        return kind.answers(outputs[:count], rows, items, labels, refuses=False) if items else []
+
     # -------------------------------------------------------------------------------------------------- tasks
 
     def _ask(
@@ -222,9 +266,8 @@ class Questions:
         )
 
     def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "model") -> Question[list[Label]]:
-        several = [(text,) if isinstance(text, str) else tuple(text) for text in _several(texts)]
-        items = [Example(parts, None, _short(parts[0])) for parts in several]
-        size = sum(len(part) for parts in several for part in parts)
+        items = _examples(texts)
+        size = sum(len(part) for item in items for part in item.texts)
         return (yield from self._ask("classify", items, size, long_texts))
 
     def tag(self, texts: Sequence[str]) -> Question[list[list[Entity]]]:
@@ -328,6 +371,9 @@ class Questions:
             return list(vectors_BD.cpu().numpy())
 
         vectors = yield rows, Reading(("embed", pooling, normalize), read)
+        broken = sum(not np.isfinite(vector).all() for vector in vectors)
+        if broken:
+            raise DataError(f"the vectors of {broken:,} of {len(vectors):,} texts are no numbers (NaN)")
         return np.stack(vectors) if vectors else np.zeros((0, self.settings.hidden_size), np.float32)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> Question[list[Ranked]]:
@@ -389,6 +435,11 @@ class Questions:
                 raise TooLongError(f"{_short(text)}: has {size:,} tokens, this model takes {room:,}; shorten it{hint}")
             parts = cut(parts, room)
         return self.frame.join(parts)
+
+
+def _examples(texts: Sequence[str | Pair]) -> list[Example]:
+    several = [(text,) if isinstance(text, str) else tuple(text) for text in _several(texts)]
+    return [Example(parts, None, _short(parts[0])) for parts in several]
 
 
 def _several(texts: Sequence[ItemT]) -> Sequence[ItemT]:

@@ -67,12 +67,13 @@ class Reader:
             return self.stored.prompts
         return read_prompts(self.loaded.folder)
 
-    def frame(self, rows: RowSettings | None = None) -> Frame:
-        """The special tokens around texts, with the room that these settings leave; None: all that the model reads."""
+    def frame(self, rows: RowSettings | None = None, max_length: int | None = None) -> Frame:
+        """The special tokens around texts, with the room that these settings leave; None: all that the model reads.
+        `max_length`: of the model, where it is about to read less than this one."""
         settings = self.loaded.settings
-        rows = rows or RowSettings(max_length=settings.max_length)
-        length, segments = settings.max_length, settings.num_segments
-        frame = frame_for(self.tokenizer, rows, model_length=length, num_segments=segments)
+        max_length = max_length or settings.max_length
+        rows = rows or RowSettings(max_length=max_length)
+        frame = frame_for(self.tokenizer, rows, model_length=max_length, num_segments=settings.num_segments)
         return frame if self.targets is None else replace(frame, targets=self.targets)
 
     @property
@@ -126,17 +127,22 @@ class Reader:
 
     def forward_of(self, graph: Callable[[Batch], Mapping[str, Array]]) -> Forward:
         """An exported graph as an answerer: its named outputs as the kind reads them."""
+        kind = self.task.kind
 
         def forward(batch: Batch) -> Array:
             named = graph(batch)
-            if "start_logits" not in named:
-                return named["logits"]
-            columns = [named["start_logits"], named["end_logits"]]
-            if "answerable_logits" in named:
-                columns.append(np.broadcast_to(named["answerable_logits"][:, None], columns[0].shape))
-            return np.stack(columns, axis=-1)
+            if kind.method == "embed":
+                return self._pooled(named["last_hidden_state"], np.asarray(batch.lengths_B))
+            return kind.graph_outputs(named, batch)
 
         return forward
+
+    def _pooled(self, states_BSD: Array, lengths_B: Array) -> Array:
+        """Vectors of texts, as the network pools its states."""
+        if self.loaded.heads.pooling == "first":
+            return states_BSD[:, 0]
+        real_BS = np.arange(states_BSD.shape[1]) < lengths_B[:, None]
+        return (states_BSD * real_BS[:, :, None]).sum(1) / lengths_B[:, None]
 
 
 def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
@@ -150,7 +156,8 @@ def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
             f"{loaded.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, "
             f"the model only {loaded.settings.vocab_size:,}: they do not belong together"
         )
-    return Reader(loaded, tokenizer, StoredTask.read(loaded.folder), _targets(loaded))
+    stored = StoredTask.read(loaded.folder)
+    return Reader(loaded, tokenizer, None if stored is None else stored.bound(tokenizer), _targets(loaded))
 
 
 def _targets(loaded: Loaded) -> Tokenizer | None:

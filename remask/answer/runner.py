@@ -108,7 +108,7 @@ class Runner:
             outputs = kind.logits(self.network, hidden_BSD, batch).float().cpu().numpy()
             return _by_row(outputs, batch.lengths_B.tolist())
 
-        return Reading(("task", kind.name), read, lambda batch: kind.positions(self.network, batch))
+        return Reading(("task", kind), read, lambda batch: kind.positions(self.network, batch))
 
     def drafts(self, drafting: Drafting, on_step: OnStep | None = None) -> Reading:
         """What the decoder writes about a row. `on_step`: for rows that are read alone, so that their number is 0."""

@@ -80,6 +80,17 @@ def program() -> str:
     return shlex.quote(str(absolute.relative_to(here) if absolute.is_relative_to(here) else absolute))
 
 
+PATTERN_HELP = "A sentence with {text}, perhaps {text2}, and <mask>; several are averaged."
+WORDS_HELP = "The words that mean a label in the place of <mask>; all labels in one, or one each."
+
+
+def prompt_options(patterns: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
+    """--pattern and --words as settings; None where they are not given."""
+    from remask.tasks.patterns import read_words
+
+    return {"prompt__patterns": list(patterns) or None, "prompt__words": read_words(words) or None}
+
+
 def run_file(words: Sequence[str], verb: str | None = None) -> tuple[Path | None, str | None, tuple[str, ...]]:
     """The words of a verb's short form: (run file or None, the first other word, the rest). `verb`: also by name."""
     if words and (words[0].endswith((".yaml", ".yml")) or (verb is not None and is_run(verb, words[0]))):

@@ -25,7 +25,7 @@ from remask.workers import num_cores
 
 # Every extra of pyproject.toml: a module that comes with it alone, and what it is for.
 EXTRAS = {
-    "faiss": ("faiss", "remask index --set faiss.kind=hnsw: beyond a million passages"),
+    "faiss": ("faiss", "remask index --set approximate.kind=hnsw: beyond a million passages"),
     "fast": ("gigatoken", "vocabulary and encoding at many times the speed"),
     "hf": ("datasets", "hf:NAME as a source of text, and comparison with transformers"),
     "html": ("trafilatura", "the more precise extraction of web pages"),

@@ -21,6 +21,7 @@ from remask.errors import UsageError
 @click.option("--header/--no-header", "table__header", default=None, help="Whether FILE's first line names columns.")
 @click.option("--pooled", is_flag=True, default=None, help="One vector a text instead of one state a token.")
 @click.option("--pooling", type=click.Choice(["first", "mean"]), help="With --pooled: what stands for a text.")
+@click.option("--prompt", help="With --pooled: what the model was taught to read before a text: query, document, ...")
 @click.option("--long", "long_texts", type=click.Choice(["error", "cut"]), help="Texts beyond the model's length.")
 @common_options
 def command(words: tuple[str, ...], out: Path, common: Common, **options: Any) -> None:

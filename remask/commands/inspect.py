@@ -98,7 +98,7 @@ def command(
 
 def _split_assignments(common: Common) -> tuple[Common, tuple[str, ...]]:
     """--set of what to look at, and --set of the training run whose batches are shown."""
-    from remask.commands.pretrain import PretrainRun
+    from remask.pretraining.settings import PretrainRun
 
     of_training = PretrainRun.model_fields.keys() - InspectRun.model_fields.keys()
     changes = tuple(word for word in common.assignments if parse_assignment(word)[0][0] in of_training)

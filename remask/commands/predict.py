@@ -10,8 +10,8 @@ from typing import Any
 
 import click
 
-from remask.answer.predict import PredictRun, answer_texts, main
-from remask.commands import Common, common_options, run_file
+from remask.answer.predict import PredictRun, answer_texts, main, open_asked
+from remask.commands import PATTERN_HELP, WORDS_HELP, Common, common_options, prompt_options, run_file
 from remask.errors import DataError, UsageError
 from remask.progress import counted
 from remask.schema import Json, Values
@@ -29,6 +29,8 @@ _ENDING = re.compile(r"\.[A-Za-z0-9]{1,8}$")
 @click.option("--task", help="Of a model with several tasks: which one.")
 @click.option("--text", help="Column with the text, where it differs from the training file's.")
 @click.option("--text2", help="Column with the second text.")
+@click.option("--pattern", "prompt__patterns", multiple=True, help=PATTERN_HELP)
+@click.option("--words", "label_words", multiple=True, metavar="LABEL=WORD,WORD…", help=WORDS_HELP)
 @click.option("--encoding", "table__encoding", help="Of FILE, where it is not UTF-8.")
 @click.option("--delimiter", "table__delimiter", help="Between the cells of FILE: one character, or tab.")
 @click.option("--header/--no-header", "table__header", default=None, help="Whether FILE's first line names columns.")
@@ -38,8 +40,13 @@ _ENDING = re.compile(r"\.[A-Za-z0-9]{1,8}$")
 @click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), help="Number format.")
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @common_options
-def command(common: Common, words: tuple[str, ...], out: Path | None, **options: Any) -> None:
+def command(
+    common: Common, words: tuple[str, ...], out: Path | None, label_words: tuple[str, ...], **options: Any
+) -> None:
     """Answer every row of FILE with the fine-tuned MODEL, or one TEXT, or the lines of stdin (-).
+
+    A MODEL that fills masks needs no fine-tuning: --pattern "{text} All in all it was <mask>." --words "positive=great
+    negative=bad".
 
     FILE's own columns stay; killed, the same command goes on. Rows that cannot be answered are in OUT.bad.jsonl. A
     TEXT is answered at once; of a pair, or a question and its passage, give both texts.
@@ -48,6 +55,7 @@ def command(common: Common, words: tuple[str, ...], out: Path | None, **options:
     texts = rest if rest and all(is_text(word) for word in rest) else ()
     if len(rest) > 1 and not texts:
         raise UsageError(f"predict takes one MODEL and one FILE, not {len(words)} paths")
+    options |= prompt_options(options["prompt__patterns"], label_words)
     built = common.build(PredictRun, file, model=model, file=rest[0] if rest and not texts else None, **options)
     run = built.run
     if not run.model or not (run.file or texts):
@@ -59,9 +67,7 @@ def command(common: Common, words: tuple[str, ...], out: Path | None, **options:
             raise UsageError("--out is for the rows of a file; the answer to a text is printed")
         check_name(out)
     if common.dry_run:
-        from remask.answer.reader import open_reader
-
-        assert open_reader(Path(run.model), run.task).task
+        assert open_asked(run).task
         return
     if out is None:
         _answer_texts(common, run, texts)

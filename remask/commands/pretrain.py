@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -77,8 +79,14 @@ def command(
             result,
             f"{out}: {result['step']:,} steps; held-out loss {result['loss']:.3f} nats, "
             f"perplexity {result['perplexity']:.1f}, accuracy {result['accuracy']:.1%}, "
-            f"{result['bits_per_byte']:.3f} bits per byte",
+            f"{result['bits_per_byte']:.3f} bits per byte{_by_character(result)}",
         )
+
+
+def _by_character(result: Mapping[str, Any]) -> str:
+    """Beside bits per byte, where characters are something else; a finished run of an older version lacks it."""
+    bits = result.get("bits_per_character", result["bits_per_byte"])
+    return f", {bits:.3f} per character" if bits > 1.05 * result["bits_per_byte"] else ""
 
 
 def _prepared_validation(run: PretrainRun, file: Path, out: Path, common: Common) -> Path:

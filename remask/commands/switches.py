@@ -24,9 +24,12 @@ RUN_MODELS = {
     "predict": "remask.answer.predict:PredictRun",
     "fill-mask": "remask.commands.fill_mask:FillMaskRun",
     "encode": "remask.answer.encode:EncodeRun",
+    "index": "remask.finding.settings:IndexRun",
+    "search": "remask.finding.settings:SearchRun",
     "serve": "remask.commands.serve:ServeRun",
     "import": "remask.commands.import:ImportRun",
     "export": "remask.commands.export:ExportRun",
+    "monitor": "remask.monitoring.settings:MonitorRun",
     "study": "remask.studies.settings:StudyRun",
     "describe": "remask.commands.describe:DescribeRun",
 }

@@ -202,12 +202,12 @@ class ModelEvaluation:
         return task_files(task, self._folder(task))
 
     def _folder(self, task: str) -> Path:
-        """GLUE's tasks may lie together in a folder `glue`."""
+        """GLUE's tasks may lie together in a folder `glue`, CLUE's in `clue` or `fewclue`."""
         base = Path(self.run.data)
         if not base.is_dir():
             raise MissingInputError(f"{base}: is no folder")
-        inside = base / "glue"
-        return inside if task.startswith("glue:") and inside.is_dir() else base
+        names = {"glue": ("glue",), "clue": ("clue", "fewclue")}.get(task.partition(":")[0], ())
+        return next((base / name for name in names if (base / name).is_dir()), base)
 
     def _trained(self, task: str) -> str | None:
         """The task whose fine-tuning gives the model for this one; None: the given model has its head already."""

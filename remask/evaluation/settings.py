@@ -14,7 +14,10 @@ from remask.tables import OtherForm
 from remask.tasks.specs import TASKS
 from remask.train.settings import Precision
 
-GROUPS = {"glue": tuple(name for name in TASKS if name.startswith("glue:") and "form_of" not in TASKS[name])}
+GROUPS = {
+    group: tuple(name for name in TASKS if name.startswith(f"{group}:") and "form_of" not in TASKS[name])
+    for group in ("glue", "clue")
+}
 ZERO_SHOT = ("blimp", "claims", "perplexity")
 _OF_TEST = ("test", "task", "table")  # what only a labelled file needs
 _OF_BOTH = ("model", "seed", "max_dev", "precision", "device")
@@ -41,7 +44,7 @@ class EvaluateRun(Config):
     seed: int = setting(0, "the first seed of fine-tuning", ge=0)
     seeds: int = setting(1, "fine-tuning runs a task; of several the ensemble is scored, too", ge=1)
     model: str = setting("", "the model")
-    tasks: tuple[str, ...] = setting((), "glue (all of it), a task of finetune, blimp, claims, perplexity")
+    tasks: tuple[str, ...] = setting((), "glue, clue (all of it), a task of finetune, blimp, claims, perplexity")
     data: str = setting("", "folder with the tasks' files (or with folders named as the tasks')")
     texts: tuple[str, ...] = setting((), "perplexity: text files or prepared data; none: what `data` has")
     max_train: int | None = setting(None, "train on so many examples a task at most", ge=1)

@@ -190,7 +190,7 @@ def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Pro
     with progress.stage("perplexity") as stage:
         held = evaluation_batches(prepared, settings, tokenizer, max_rows=max_rows)
         with judge.asked() as network:
-            found = held_out(network, held, tokenizer.token_lengths)
+            found = held_out(network, held, tokenizer.token_lengths, tokenizer.token_characters)
             if is_comparable(tokenizer):
                 most = None if max_rows is None else max_rows * settings.length * BYTES_A_TOKEN
                 words = word_batches(prepared, settings, tokenizer, max_documents=MAX_WORD_DOCUMENTS, max_bytes=most)

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -69,6 +69,11 @@ class _MaskedSight(Sight):
         padding_BNXQL = self.padding_BS[:, None, None, None, :]
         others = super().hidden(window)
         return padding_BNXQL if others is None else padding_BNXQL | others
+
+    def behind(self, prefix_length: int) -> Sight:
+        assert self.padding_BS is not None
+        behind: Any = super().behind(prefix_length)
+        return replace(behind, padding_BS=nn.functional.pad(self.padding_BS, (prefix_length, 0)))
 
 
 class _TracedEncoder(Encoder):

@@ -22,7 +22,6 @@ from remask.artifacts import Artifact, publish
 from remask.config import dump, fingerprint
 from remask.errors import DataError
 from remask.exports.card import model_card
-from remask.model.adapters import ADAPTER, ADAPTER_FILES
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder
 from remask.model.interop import (
     CARRIED,
@@ -37,6 +36,7 @@ from remask.model.interop import (
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
 from remask.model.interop_writer import write_both
+from remask.model.peft_files import ADAPTER, ADAPTER_FILES
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
 from remask.model.store import (
     MODEL_JSON,
@@ -179,10 +179,8 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
         write_tokenizer(aside, source, tokenizer)
         if source.has_task:
             shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
-        if kind != "Model" and (adapter := ForeignFolder(source.folder).inner(ADAPTER)) is not None:
-            (aside / ADAPTER).mkdir()  # of a LoRA run, whose merged weights are these: for peft, over the start
-            for path in adapter.present(ADAPTER_FILES):
-                shutil.copyfile(path, aside / ADAPTER / path.name)
+        if kind != "Model":
+            _copy_adapter(source, aside)
         if side or (kind != "Model" and heads.pooling != pooling_read_as(family, kind, heads.pooling)):
             write_json(aside / SIDE_JSON, {"heads": dump(heads)})
         if side:
@@ -245,11 +243,20 @@ def _generation(config: Mapping[str, Any], stored: StoredTask | None) -> dict[st
 
 def _copy_task(source: Source, aside: Path) -> None:
     """How the model was taught, and the vocabulary that it writes with where that is another one."""
-    if (source.folder / TASK_JSON).is_file():
+    has_head = source.heads != HeadSettings(pooling=source.heads.pooling)  # an export of the encoder alone has none
+    if has_head and (source.folder / TASK_JSON).is_file():
         shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
     if source.heads.writer is not None and source.heads.writer.vocab_size is not None:
         (aside / TARGETS).mkdir()
         copy_tokenizer_files(source.folder / TARGETS, aside / TARGETS)
+
+
+def _copy_adapter(source: Source, aside: Path) -> None:
+    """What a run that let little learn made for peft, over its start; merged weights are these."""
+    if (adapter := ForeignFolder(source.folder).inner(ADAPTER)) is not None:
+        (aside / ADAPTER).mkdir()
+        for path in adapter.present(ADAPTER_FILES):
+            shutil.copyfile(path, aside / ADAPTER / path.name)
 
 
 def _publish_own(source: Source, tokenizer: Tokenizer, out: Path, reasons: list[str], how: Publishing) -> Artifact:
@@ -259,6 +266,7 @@ def _publish_own(source: Source, tokenizer: Tokenizer, out: Path, reasons: list[
     def fill(aside: Path) -> Json:
         write_own(aside, source)
         _copy_task(source, aside)
+        _copy_adapter(source, aside)
         text = model_card("remask", source.settings, source.heads, tokenizer, card, [], reasons)
         (aside / "README.md").write_text(text, encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in source.state.values())

@@ -1,49 +1,37 @@
-"""LoRA: low-rank updates on resting matrices, merged for use, and written the way peft reads them.
+"""Changes of resting matrices that learn, and are merged into them for use: LoRA, AdaLoRA's part of it, IA3.
 
-In: an encoder and LoraSettings. Out: the same encoder whose chosen matrices have trainable updates (arXiv 2106.09685),
-its merged weights under their plain names, and `adapter_config.json` + `adapter_model.safetensors` under transformers'
-module names. Our query, key and value are rows of one matrix: each block has an update of its own, as if they were
-three; in the modern form transformers has that one matrix too, so there one update spans it. Not here: who trains what
-(commands).
+In: an encoder and settings of one of them. Out: the same encoder whose chosen matrices have low-rank updates (LoRA,
+arXiv 2106.09685) or factors (IA3, arXiv 2205.05638) that learn, and its merged weights under their plain names. Our
+query, key and value are rows of one matrix: each block has a change of its own, as if they were three; in the modern
+form transformers has that one matrix too, so there one change spans it. Not here: which ranks AdaLoRA keeps (adalora),
+the files for peft (peft_files), who trains what (tune).
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-import re
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save
 from torch import Tensor, nn
 
 from remask.errors import ConfigError
+from remask.model.adalora import Ration, RationedUpdate
 from remask.model.encoder import Encoder, View
-from remask.model.interop_config import family_for, no_class
-from remask.model.interop_weights import BASE, export_kind, pairs
 from remask.model.network import Network, empty_network
 from remask.model.noise import Noise, Site
-from remask.model.settings import LoraSettings, ModelSettings
-
-ADAPTER = "adapter"  # the folder inside a model that holds peft's two files
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+from remask.model.settings import AdaLoraSettings, Ia3Settings, LoraSettings, ModelSettings, Updates
 
 # Shapes: T tokens, R rank of an update, I and O width of what goes into and comes out of a matrix (or of a row block).
 
-_BLOCKS = ("query", "key", "value")  # of `qkv`, in the order of its rows
+BLOCKS = ("query", "key", "value")  # of `qkv`, in the order of its rows
 _SITES = {
     "query": Site.LORA_QUERY, "key": Site.LORA_KEY, "value": Site.LORA_VALUE, "qkv": Site.LORA_QUERY,
     "output": Site.LORA_OUTPUT, "up": Site.LORA_UP, "down": Site.LORA_DOWN,
 }  # fmt: skip
-_PEFT_TASKS = {
-    "ForSequenceClassification": "SEQ_CLS",
-    "ForTokenClassification": "TOKEN_CLS",
-    "ForQuestionAnswering": "QUESTION_ANS",
-}
 
 
 class Update(nn.Module):
@@ -54,8 +42,7 @@ class Update(nn.Module):
         self.start, self.end = rows.start, rows.stop
         self.scale, self.dropout = settings.alpha / settings.rank, settings.dropout
         bound = 1 / math.sqrt(matrix_OI.shape[1])  # kaiming_uniform(a=sqrt 5), as LoRA's and peft's code have it
-        digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        generator = _generator(seed, name)
         narrow_RI = torch.empty(settings.rank, matrix_OI.shape[1], device="meta" if matrix_OI.is_meta else "cpu")
         if not narrow_RI.is_meta:
             narrow_RI.uniform_(-bound, bound, generator=generator)
@@ -69,13 +56,29 @@ class Update(nn.Module):
         return (self.B.detach().float() @ self.A.detach().float()) * self.scale
 
 
-class LoraLinear(nn.Linear):
-    """A linear layer that rests, under its own names, with updates that learn."""
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
-    def __init__(self, resting: nn.Linear, updates: dict[str, Update]) -> None:
+
+class ChangedLinear(nn.Linear):
+    """A linear layer that rests, under its own names, with a change that learns under `lora` or `ia3`."""
+
+    def __init__(self, resting: nn.Linear) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features = resting.in_features, resting.out_features
         self.weight, self.bias = resting.weight, resting.bias
+
+    def merged(self) -> dict[str, Tensor]:
+        """The tensors of the plain layer that computes the same."""
+        raise NotImplementedError
+
+
+class LoraLinear(ChangedLinear):
+    """With low-rank updates."""
+
+    def __init__(self, resting: nn.Linear, updates: dict[str, Update | RationedUpdate]) -> None:
+        super().__init__(resting)
         self.lora = nn.ModuleDict(updates)
         self.now: tuple[Noise, int, View] | None = None  # while in a layer
 
@@ -89,23 +92,54 @@ class LoraLinear(nn.Linear):
             y_TO[:, update.start : update.end] += update(x_TI)
         return y_TO
 
-    def updates(self) -> Iterator[tuple[str, Update]]:
+    def updates(self) -> Iterator[tuple[str, Update | RationedUpdate]]:
         for name, update in self.lora.items():
-            assert isinstance(update, Update)
+            assert isinstance(update, Update | RationedUpdate)
             yield name, update
 
-    def merged(self) -> Tensor:
+    def merged(self) -> dict[str, Tensor]:
         weight = self.weight.detach().clone()
         for _, update in self.updates():
             weight[update.start : update.end] += update.matrix().to(weight)
-        return weight
+        return {"weight": weight}
+
+
+class ScaledLinear(ChangedLinear):
+    """With a factor for every value that it gives, or (`of_input`) takes. Factors start at 1: at first nothing changes.
+    Of the row blocks of `qkv` those without factors of their own stay as they are."""
+
+    def __init__(self, resting: nn.Linear, blocks: tuple[str, ...], *, of_input: bool) -> None:
+        super().__init__(resting)
+        self.of_input = of_input
+        self.in_thirds = not of_input and blocks[0] in BLOCKS
+        size = self.in_features if of_input else self.out_features // (3 if self.in_thirds else 1)
+        self.ia3 = nn.ParameterDict({block: nn.Parameter(self.weight.new_ones(size)) for block in blocks})
+
+    def factors(self) -> Tensor:
+        if not self.in_thirds:
+            (only,) = self.ia3.values()
+            return only
+        ones = self.weight.new_ones(self.out_features // 3)
+        return torch.cat([self.ia3.get(block, ones) for block in BLOCKS])
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.of_input:
+            return F.linear(input * self.factors(), self.weight, self.bias)
+        return F.linear(input, self.weight, self.bias) * self.factors()
+
+    def merged(self) -> dict[str, Tensor]:
+        factors = self.factors().detach()
+        if self.of_input:
+            return {"weight": self.weight.detach() * factors}
+        tensors = {"weight": self.weight.detach() * factors[:, None]}
+        return tensors if self.bias is None else {**tensors, "bias": self.bias.detach() * factors}
 
 
 # -------------------------------------------------------------------------------------------------- adding
 
 
-def add_lora(encoder: Encoder, settings: LoraSettings, seed: int) -> None:
-    """Give the encoder its updates, in place; its own weights rest from now on. A pure function of the seed."""
+def add_updates(encoder: Encoder, settings: Updates, seed: int) -> None:
+    """Give the encoder its changes, in place; its own weights rest from now on. A pure function of the seed."""
     encoder.requires_grad_(False)
     targets = _targets(settings, encoder.settings)
     for part, modules in (("attentions", encoder.attentions), ("ffns", encoder.ffns)):
@@ -114,26 +148,49 @@ def add_lora(encoder: Encoder, settings: LoraSettings, seed: int) -> None:
             for attribute, blocks in targets.items():
                 if (linear := getattr(module, attribute, None)) is None:
                     continue
-                rows = linear.out_features // (3 if attribute == "qkv" and blocks != ("qkv",) else 1)
-                updates = {}
-                for block in blocks:
-                    start = rows * _BLOCKS.index(block) if rows < linear.out_features else 0
-                    name = f"{part}.{number}.{attribute}.{block}"
-                    updates[block] = Update(name, range(start, start + rows), linear.weight, settings, seed)
-                changed.append(LoraLinear(linear, updates))
+                if isinstance(settings, Ia3Settings):
+                    setattr(module, attribute, ScaledLinear(linear, blocks, of_input=attribute == "down"))
+                    continue
+                changed.append(_with_updates(linear, f"{part}.{number}.{attribute}", blocks, settings, seed))
                 setattr(module, attribute, changed[-1])
-            if changed and settings.dropout:
+            if changed and not isinstance(settings, Ia3Settings) and settings.dropout:
                 _hand_over_noise(module, changed)
+    if isinstance(settings, AdaLoraSettings):
+        linears = [linear for _, linear in changed_linears(encoder) if isinstance(linear, LoraLinear)]
+        updates = [update for linear in linears for _, update in linear.updates()]
+        encoder.ration = Ration([update for update in updates if isinstance(update, RationedUpdate)], settings)
 
 
-def _targets(settings: LoraSettings, model: ModelSettings) -> dict[str, tuple[str, ...]]:
-    """Our linear layer -> its updates by name."""
+def _with_updates(
+    linear: nn.Linear, name: str, blocks: tuple[str, ...], settings: LoraSettings | AdaLoraSettings, seed: int
+) -> LoraLinear:
+    size = linear.out_features // (3 if blocks[0] in BLOCKS else 1)
+    updates: dict[str, Update | RationedUpdate] = {}
+    for block in blocks:
+        start = size * BLOCKS.index(block) if block in BLOCKS else 0
+        rows = range(start, start + size)
+        if isinstance(settings, LoraSettings):
+            updates[block] = Update(f"{name}.{block}", rows, linear.weight, settings, seed)
+        else:
+            generator = _generator(seed, f"{name}.{block}")
+            updates[block] = RationedUpdate(rows, linear.weight, settings, generator)
+    return LoraLinear(linear, updates)
+
+
+def _targets(settings: Updates, model: ModelSettings) -> dict[str, tuple[str, ...]]:
+    """Our linear layer -> its changes by name."""
     fused = model.head_form == "modern"
-    chosen = settings.modules or (_BLOCKS if fused else ("query", "value"))
-    blocks = tuple(block for block in _BLOCKS if block in chosen)
-    if fused and blocks and blocks != _BLOCKS:
+    every = (*BLOCKS, "output", "up", "down")
+    name, usual = {
+        LoraSettings: ("lora", BLOCKS if fused else ("query", "value")),
+        AdaLoraSettings: ("adalora", every),
+        Ia3Settings: ("ia3", (*BLOCKS, "down") if fused else ("key", "value", "down")),
+    }[type(settings)]
+    chosen = settings.modules or usual
+    blocks = tuple(block for block in BLOCKS if block in chosen)
+    if fused and blocks and blocks != BLOCKS:
         raise ConfigError(
-            f"lora.modules = {', '.join(chosen)}: the modern form's query, key and value are one matrix in "
+            f"{name}.modules = {', '.join(chosen)}: the modern form's query, key and value are one matrix in "
             "transformers (Wqkv); name all three or none of them"
         )
     targets: dict[str, tuple[str, ...]] = {}
@@ -159,70 +216,28 @@ def _hand_over_noise(module: nn.Module, linears: list[LoraLinear]) -> None:
     module.register_forward_hook(leave, always_call=True)  # a layer that is computed again is left early
 
 
-# ------------------------------------------------------------------------------------------ merging, writing
+# ------------------------------------------------------------------------------------------------- merging
 
 
-def _adapted(module: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
+def changed_linears(module: nn.Module) -> Iterator[tuple[str, ChangedLinear]]:
     for name, inner in module.named_modules():
-        if isinstance(inner, LoraLinear):
+        if isinstance(inner, ChangedLinear):
             yield name, inner
 
 
 def merged_state(module: nn.Module) -> dict[str, Tensor]:
-    """All weights under their plain names, updates added to what they act on."""
-    state = {name: tensor.detach() for name, tensor in module.state_dict().items() if ".lora." not in name}
-    return state | {f"{name}.weight": linear.merged() for name, linear in _adapted(module)}
+    """All weights under their plain names, changes merged into what they act on."""
+    own = {name: tensor.detach() for name, tensor in module.state_dict().items()}
+    state = {name: tensor for name, tensor in own.items() if ".lora." not in name and ".ia3." not in name}
+    for name, linear in changed_linears(module):
+        state |= {f"{name}.{tensor_name}": tensor for tensor_name, tensor in linear.merged().items()}
+    return state
 
 
 def merged_network(network: Network) -> Network:
-    """A plain network that computes the same; resting weights are shared, not copied. Without updates: itself."""
-    if not any(True for _ in _adapted(network)):
+    """A plain network that computes the same; resting weights are shared, not copied. Without changes: itself."""
+    if not any(True for _ in changed_linears(network)):
         return network
     plain = empty_network(network.settings, network.head_settings)
     plain.load_state_dict(merged_state(network), assign=True)
     return plain
-
-
-def adapter_files(network: Network, settings: LoraSettings, base: str) -> dict[str, bytes]:
-    """peft's two files: the updates, and the heads as `modules_to_save`, over the model `base` in transformers' form.
-
-    Empty where transformers has no class for the network, so no names to write under."""
-    model = network.settings
-    if no_class(model, network.head_settings):
-        return {}
-    family, kind = family_for(model), export_kind(model, network.head_settings)
-    table = pairs(family, model, network.head_settings, kind, model.position_offset)
-    theirs = {pair.ours: pair.theirs for pair in table}
-    tensors: dict[str, Tensor] = {}
-    acted_on = set()
-    for name, linear in _adapted(network):
-        names = [foreign.removesuffix(".weight") for foreign in theirs[f"{name}.weight"]]
-        for block, update in linear.updates():
-            foreign = names[_BLOCKS.index(block)] if len(names) > 1 else names[0]
-            tensors[f"{foreign}.lora_A.weight"], tensors[f"{foreign}.lora_B.weight"] = update.A, update.B
-            acted_on.add(re.sub(r"\d+", lambda _: r"\d+", re.escape(foreign.removeprefix(BASE[family]))))
-    merged = merged_state(network)  # a tied pooler is a merged matrix
-    inside = tuple(BASE[family] + part for part in ("embeddings.", "encoder.", "layers.", "final_norm.", "LayerNorm."))
-    heads = [pair for pair in table if not pair.theirs[0].startswith(inside)]
-    for pair in heads:
-        assert pair.ours is not None
-        assert len(pair.theirs) == 1
-        tensors[pair.theirs[0]] = merged[pair.ours]
-    config = {
-        "peft_type": "LORA",
-        "task_type": _PEFT_TASKS.get(kind),
-        "base_model_name_or_path": base,
-        "r": settings.rank,
-        "lora_alpha": settings.alpha,
-        "lora_dropout": settings.dropout,
-        # In full: by its ending alone `output.dense` would also be the attention's.
-        "target_modules": rf"(.*\.)?({'|'.join(sorted(acted_on))})",
-        "modules_to_save": sorted({p.theirs[0].removeprefix(BASE[family]).split(".")[0] for p in heads}) or None,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-        "init_lora_weights": True,
-    }
-    named = {f"base_model.model.{name}": tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    contents = (json.dumps(config, indent=2) + "\n").encode(), save(named, metadata={"format": "pt"})
-    return dict(zip(ADAPTER_FILES, contents, strict=True))

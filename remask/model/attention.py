@@ -11,12 +11,13 @@ noise (noise).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
+from remask.errors import ConfigError
 from remask.model.noise import Noise, Site, keep_scale, marked
 
 # Shapes: B rows, S positions, N heads, K width of a head, W columns of a band (2 x window + 1).
@@ -38,6 +39,23 @@ class Sight:
     document_ids_BS: torch.Tensor | None = None
     hidden_tokens_BS: torch.Tensor | None = None
     _biases: dict[tuple[int | None, torch.dtype], torch.Tensor | None] = field(default_factory=dict)
+    _behind: dict[int, Sight] = field(default_factory=dict)
+
+    def behind(self, prefix_length: int) -> Sight:
+        """The same rows behind a prefix that every token sees."""
+        if self.document_ids_BS is not None:
+            raise ConfigError(f"model.prefix_length = {prefix_length}: rows with several documents have no prefix")
+        if prefix_length not in self._behind:
+            hidden_BS = self.hidden_tokens_BS
+            self._behind[prefix_length] = replace(
+                self,
+                lengths=[length + prefix_length for length in self.lengths],
+                num_positions=self.num_positions + prefix_length,
+                hidden_tokens_BS=None if hidden_BS is None else F.pad(hidden_BS, (prefix_length, 0)),
+                _biases={},
+                _behind={},
+            )
+        return self._behind[prefix_length]
 
     def block(self, window: int | None) -> int | None:
         """The block size for a window; None: all keys at once, which is less work on short rows."""

@@ -160,6 +160,8 @@ class Decoder(nn.Module):
         super().__init__()
         if settings.attention_kind == "hashed":
             raise ConfigError("attention_kind = hashed: a model with buckets cannot write; full or window can")
+        if settings.bottleneck_size or settings.prefix_length:
+            raise ConfigError("a model with a bottleneck or a prefix cannot write: start from the model before it")
         count = settings.num_layers if writer.num_layers is None else writer.num_layers
         if count > settings.num_layers:
             raise ConfigError(

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remask.errors import DataError
+from remask.model.adalora import Ration
 from remask.model.attention import Sight, attend, hidden_tokens, rotary_angles, rotate
 from remask.model.hashed import attend_hashed
 from remask.model.noise import Noise, Site
@@ -25,7 +26,7 @@ from remask.model.shapes import round_size
 from remask.schema import Batch
 
 # Shapes: B rows, S positions of a row, T tokens laid end to end (all B x S, or only the real ones), V vocabulary,
-# E width of the embeddings, D width of a state, N heads, K width of a head, F width inside the FFN.
+# E width of the embeddings, D width of a state, N heads, K width of a head, F width inside the FFN, P prefix.
 
 _WORTH_KEEPING = 0.75  # of all tokens, above which all of them go through the whole last layer
 
@@ -169,6 +170,18 @@ class Embeddings(nn.Module):
         return x_TE if self.project is None else self.project(x_TE)
 
 
+class Bottleneck(nn.Module):
+    """What an adapter adds to a sub-layer's output: through a narrow layer and back, near zero at first."""
+
+    def __init__(self, settings: ModelSettings) -> None:
+        super().__init__()
+        self.narrow = nn.Linear(settings.hidden_size, settings.bottleneck_size)
+        self.widen = nn.Linear(settings.bottleneck_size, settings.hidden_size)
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        return self.widen(F.gelu(self.narrow(x_TD)))
+
+
 class SubLayer(nn.Module):
     """x + inner(x), normed before `inner` or after the sum: what attention and FFN have in common."""
 
@@ -178,6 +191,7 @@ class SubLayer(nn.Module):
         super().__init__()
         self.settings = settings
         self.norm: nn.Module = layer_norm(settings, settings.hidden_size)
+        self.bottleneck = Bottleneck(settings) if settings.bottleneck_size else None
 
     def forward(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
         settings = self.settings
@@ -188,6 +202,8 @@ class SubLayer(nn.Module):
             x_TD = _Unpad.apply(x_TD[None], view.kept.tokens_K)
         if noise is not None:
             y_TD = noise.drop(y_TD, settings.dropout, layer, self.site, view.per_row(len(y_TD)))
+        if self.bottleneck is not None:
+            y_TD = y_TD + self.bottleneck(y_TD)
         return x_TD + y_TD if pre else self.norm(x_TD + y_TD)
 
     def inner(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
@@ -208,6 +224,10 @@ class Attention(SubLayer):
         self.output = nn.Linear(settings.hidden_size, settings.hidden_size, bias=settings.bias)
         if not with_norm:
             self.norm = nn.Identity()
+        self.prefix_2PD: nn.Parameter | None = None
+        if settings.prefix_length:
+            shape = (2, settings.prefix_length, settings.hidden_size)
+            self.prefix_2PD = nn.Parameter(torch.empty(shape))  # keys, values
 
     def is_normed(self, layer: int) -> bool:
         return self.settings.has_attention_norm(layer)
@@ -228,13 +248,27 @@ class Attention(SubLayer):
                 dropout=settings.attention_dropout,
             )  # fmt: skip
         else:
+            sight = view.sight
+            if self.prefix_2PD is not None:
+                qkv_3BNSK, sight = self._behind_prefix(qkv_3BNSK, self.prefix_2PD, view)
             x_BNSK = attend(
-                qkv_3BNSK, view.sight, window, settings.attention_kernel, noise, settings.attention_dropout, layer
-            )
+                qkv_3BNSK, sight, window, settings.attention_kernel, noise, settings.attention_dropout, layer
+            )[:, :, settings.prefix_length :]
         x_BSD = x_BNSK.transpose(1, 2).flatten(2, 3)
         if view.kept is not None and layer == settings.num_layers - 1:
             return self.output(_Unpad.apply(x_BSD, view.kept.positions_K))
         return self.output(view.rows.unpad(x_BSD))
+
+    def _behind_prefix(
+        self, qkv_3BNSK: torch.Tensor, prefix_2PD: torch.Tensor, view: View
+    ) -> tuple[torch.Tensor, Sight]:
+        """Rows that begin with the prefix. It stands there with empty queries, whose answers nobody reads: a few rows
+        more cost less than a second form of every kernel."""
+        settings = self.settings
+        prefix_2NPK = prefix_2PD.to(qkv_3BNSK.dtype).unflatten(2, (settings.num_heads, -1)).transpose(1, 2)
+        prefix_3NPK = torch.cat([torch.zeros_like(prefix_2NPK[:1]), prefix_2NPK])
+        prefix_3BNPK = prefix_3NPK[:, None].expand(-1, qkv_3BNSK.shape[1], -1, -1, -1)
+        return torch.cat([prefix_3BNPK, qkv_3BNSK], dim=3), view.sight.behind(settings.prefix_length)
 
 
 class Ffn(SubLayer):
@@ -298,6 +332,7 @@ class Encoder(nn.Module):
         self.attentions = nn.ModuleList(Attention(settings, a in normed) for a in range(num_attentions))
         self.ffns = nn.ModuleList(Ffn(settings) for _ in range(1 + max(settings.ffn_index(i) for i in layers)))
         self.norm = layer_norm(settings, settings.hidden_size) if settings.norm == "pre" else None
+        self.ration: Ration | None = None  # of AdaLoRA's ranks
         self.recompute = False  # activation checkpointing: noise has no state, so a second pass is the same
 
     def forward(

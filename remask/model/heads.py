@@ -86,3 +86,5 @@ class TaskHeads(nn.Module):
             from remask.model.decoder import Decoder  # which has a masked LM's output as its own
 
             self.writer = Decoder(settings, heads.writer)
+        # Of the similarities of an embedding in training: the logarithm of a factor, in hundredths (see Network.scale).
+        self.temperature = nn.Parameter(torch.zeros(1)) if heads.temperature else None

@@ -295,6 +295,8 @@ def no_class(settings: ModelSettings, heads: HeadSettings) -> list[str]:
     conditions = {
         "sharing only attention or only the FFN": settings.sharing in ("attention", "ffn"),
         "hashed attention": settings.attention_kind == "hashed",
+        "bottleneck adapters": settings.bottleneck_size > 0,
+        "a learned prefix": settings.prefix_length > 0,
         "a head form other than the family's": (settings.head_form == "modern") != (family == "modernbert")
         and heads != HeadSettings(pooling=heads.pooling),
         "choices on the mean state": mean and heads.choice and family != "modernbert",

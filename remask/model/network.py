@@ -30,6 +30,9 @@ from remask.schema import Batch
 # Shapes: B rows, S positions, D width of a state, M predicted positions, V vocabulary, C classes or tags.
 
 
+MAX_SCALE = 100.0  # of similarities: as in CLIP (arXiv 2103.00020, section 2.5), where larger ones made it unstable
+
+
 class Network(nn.Module):
     """An encoder with heads. Every method takes what `encode` gave; `noise` None is evaluation."""
 
@@ -155,6 +158,14 @@ class Network(nn.Module):
         assert lengths_B is not None, "the mean needs the lengths"
         return hidden_BSD.sum(dim=1) / lengths_B[:, None].to(hidden_BSD.dtype)  # padding is zero
 
+    def scale(self, temperature: float) -> torch.Tensor | float:
+        """What similarities are multiplied with: 1 / temperature, times what was learned. The parameter counts
+        hundredfold, since optimizers move every parameter by about the learning rate, which is made for matrices."""
+        learned = self.heads.temperature
+        if learned is None:
+            return 1 / temperature
+        return (100 * learned).exp().clamp(max=MAX_SCALE * temperature) / temperature
+
     def _on_text(
         self, linear: nn.Linear | None, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None, noise: Noise | None
     ) -> torch.Tensor:
@@ -241,7 +252,7 @@ class Network(nn.Module):
 def with_heads(network: Network, heads: HeadSettings, seed: int, settings: ModelSettings | None = None) -> Network:
     """A network with other heads on the same encoder: weights that both have are copied, the others are fresh.
 
-    `settings` may change what has no weights, such as dropout."""
+    `settings` may change what has no weights, such as dropout, and add what is trained beside the encoder."""
     changed = build_network(settings or network.settings, heads, seed)
     weights = network.state_dict()
     with torch.no_grad():
@@ -249,8 +260,14 @@ def with_heads(network: Network, heads: HeadSettings, seed: int, settings: Model
             if name in weights and weights[name].shape == parameter.shape:
                 parameter.copy_(weights[name])
             else:
-                assert not name.startswith("encoder."), f"the encoder's {name} does not fit the settings"
+                known = not name.startswith("encoder.") or is_beside(name)
+                assert known, f"the encoder's {name} does not fit the settings"
     return changed
+
+
+def is_beside(name: str) -> bool:
+    """Whether a weight of the encoder is of its adapters or prefixes, which other layouts do not have."""
+    return ".bottleneck." in name or name.endswith(".prefix_2PD")
 
 
 class _WithoutInitialising(TorchFunctionMode):

@@ -105,6 +105,15 @@ class ModelSettings(Config):
     attention_mask_prob: float = switch(
         0.0, "chance in training that a token (never the first) is hidden from all others", effect="math", samples=[0.3]
     )
+    # Trained beside a model that rests (`learn` in fine-tuning); they stay beside it, since nothing can absorb them
+    bottleneck_size: int = switch(
+        0, "width of the adapters behind attention and FFN (arXiv 1902.00751); 0: none", effect="math", samples=[4],
+        ge=0, le=MAX_SIZE,
+    )  # fmt: skip
+    prefix_length: int = switch(
+        0, "learned keys and values before those of the tokens, in every layer (arXiv 2101.00190)", effect="math",
+        samples=[3], ge=0, le=MAX_SIZE,
+    )  # fmt: skip
     pooler_tied: bool = switch(False, "the pooler is the last layer's attention output projection", effect="math")
 
     head_form: Literal["roberta", "bert", "modern"] = switch(
@@ -151,6 +160,10 @@ class ModelSettings(Config):
                 raise ValueError(f"{name} must be at least 1")
         if self.num_segments < 0:
             raise ValueError("num_segments must be at least 0")
+        if self.prefix_length and self.attention_kind != "full":
+            raise ValueError(
+                f"prefix_length needs attention_kind full: tokens with {self.attention_kind} miss a prefix"
+            )
         return self
 
     @property
@@ -228,6 +241,7 @@ class HeadSettings(Config):
     answerable: bool = setting(False, "SQuAD 2.0: is there an answer?")
     choice: bool = setting(False, "multiple choice: one score a row")
     writer: WriterSettings | None = setting(None, "a decoder that writes about what the encoder reads")
+    temperature: bool = setting(False, "while an embedding learns: a learned temperature of its similarities")
     pooling: Pooling = switch("first", "what stands for a text: its first token's state, or the mean", effect="math")
 
 
@@ -249,3 +263,60 @@ class LoraSettings(Config):
         samples=[["query", "key", "value", "output", "up", "down"], ["down"]],
         min_length=1,
     )
+
+
+class AdaLoraSettings(Config):
+    """Low-rank updates whose ranks are rationed while they learn (arXiv 2303.10512)."""
+
+    start_rank: int = switch(12, "width of every update at first", effect="math", samples=[4], ge=1, le=MAX_SIZE)
+    rank: int = switch(8, "width at the end, on average over the updates", effect="math", samples=[2], ge=1)
+    alpha: float = switch(16.0, "an update is scaled by alpha / start_rank", effect="math", samples=[4.0], gt=0)
+    dropout: float = switch(
+        0.0, "chance to drop a value on its way into an update", effect="math", samples=[0.3], ge=0, lt=1
+    )
+    modules: tuple[LoraModule, ...] | None = switch(
+        None,
+        "matrices that get an update; null: all of them, so that there is something to choose from",
+        effect="math",
+        samples=[["query", "value"]],
+        min_length=1,
+    )
+    begin: float = switch(0.1, "share of the steps before ranks fall", effect="math", samples=[0.4], ge=0, lt=1)
+    settle: float = switch(0.4, "share of the steps after the last choice", effect="math", samples=[0.0], ge=0, lt=1)
+    every: int = switch(10, "steps between two choices", effect="math", samples=[1], ge=1)
+    smoothing: float = switch(
+        0.85, "how much of the importance so far each step keeps", effect="math", samples=[0.5], ge=0, lt=1
+    )
+    orthogonality: float = switch(
+        0.5, "weight of the loss that keeps an update's directions apart", effect="math", samples=[0.0], ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.rank > self.start_rank:
+            raise ValueError(f"rank {self.rank} is more than start_rank {self.start_rank}: ranks only fall")
+        if self.begin + self.settle >= 1:
+            raise ValueError(f"begin {self.begin} and settle {self.settle} leave no steps in which ranks fall")
+        return self
+
+
+class Ia3Settings(Config):
+    """One factor per value of keys, values and the FFN's inside (arXiv 2205.05638)."""
+
+    modules: tuple[LoraModule, ...] | None = switch(
+        None,
+        "what is scaled: outputs of query, key, value, output, up; the input of down; null: key, value and down, in "
+        "the modern form the one matrix of query, key and value, and down",
+        effect="math",
+        samples=[["query", "key", "value", "output", "up", "down"], ["down"]],
+        min_length=1,
+    )
+
+
+# What `learn` calls them -> settings of changes that can be merged into the matrices they act on.
+Updates = LoraSettings | AdaLoraSettings | Ia3Settings
+UPDATES: dict[str, type[LoraSettings] | type[AdaLoraSettings] | type[Ia3Settings]] = {
+    "lora": LoraSettings,
+    "adalora": AdaLoraSettings,
+    "ia3": Ia3Settings,
+}

@@ -28,7 +28,7 @@ from remask.config import dump, fingerprint
 from remask.errors import DataError, MissingInputError, RemaskError
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder, SafetensorsWeights, checked
 from remask.model.network import Network, empty_network
-from remask.model.settings import HeadSettings, LoraSettings, ModelSettings
+from remask.model.settings import UPDATES, HeadSettings, ModelSettings, Updates
 
 LAYOUT = 1
 MODEL_JSON = "model.json"
@@ -57,14 +57,14 @@ def model_json(
     settings: ModelSettings,
     heads: HeadSettings,
     labels: Sequence[str] | None = None,
-    lora: LoraSettings | None = None,
+    updates: Updates | None = None,
 ) -> bytes:
     values = {
         "layout": LAYOUT,
         "model": dump(settings),
         "heads": dump(heads),
         "labels": None if labels is None else list(labels),
-        **({} if lora is None else {"lora": dump(lora)}),
+        **{name: dump(updates) for name, kind in UPDATES.items() if type(updates) is kind},
     }
     return json.dumps(values, indent=1, ensure_ascii=False).encode()
 
@@ -74,11 +74,11 @@ def model_files(
     heads: HeadSettings,
     tokenizer_folder: Path | None,
     labels: Sequence[str] | None = None,
-    lora: LoraSettings | None = None,
+    updates: Updates | None = None,
 ) -> dict[str, bytes | Path]:
-    """The files of a model besides its weights, for whoever writes a checkpoint: name -> contents or source. `lora`:
-    the weights have its updates beside them (a finished model has them merged)."""
-    files: dict[str, bytes | Path] = {MODEL_JSON: model_json(settings, heads, labels, lora)}
+    """The files of a model besides its weights, for whoever writes a checkpoint: name -> contents or source. `updates`:
+    the weights have them beside them (a finished model has them merged)."""
+    files: dict[str, bytes | Path] = {MODEL_JSON: model_json(settings, heads, labels, updates)}
     if tokenizer_folder is not None:
         # A Hugging Face folder is its own tokenizer folder: only those files of it, and none through a link outside.
         for path in ForeignFolder(tokenizer_folder).present(sorted(TOKENIZER_FILES)):
@@ -136,13 +136,13 @@ def open_model(path: Path, *, dtype: torch.dtype | None = torch.float32) -> Load
     folder = find_model(path)
     if not (folder / MODEL_JSON).is_file():
         return _open_foreign(folder, dtype)
-    settings, heads, labels, lora = read_model_json(folder / MODEL_JSON)
+    settings, heads, labels, updates = read_model_json(folder / MODEL_JSON)
     network = empty_network(settings, heads)
     guarded = ForeignFolder(folder)  # an artifact may come from a stranger, too
-    if lora is None:
+    if updates is None:
         network.load_state_dict(_read_weights(guarded, network), assign=True)
     else:
-        network = _merged(guarded, network, lora)
+        network = _merged(guarded, network, updates)
     tokenizer = guarded.inner(TOKENIZER)
     if tokenizer is not None:
         tokenizer.present(TOKENIZER_FILES)
@@ -212,7 +212,7 @@ def _check_manifest(folder: Path) -> None:
 
 def read_model_json(
     path: Path,
-) -> tuple[ModelSettings, HeadSettings, tuple[str, ...] | None, LoraSettings | None]:
+) -> tuple[ModelSettings, HeadSettings, tuple[str, ...] | None, Updates | None]:
     try:
         values = json.loads(path.read_bytes())
         if values["layout"] != LAYOUT:
@@ -220,10 +220,13 @@ def read_model_json(
         settings = ModelSettings.model_validate_json(json.dumps(values["model"]))
         heads = HeadSettings.model_validate_json(json.dumps(values["heads"]))
         labels = None if values["labels"] is None else tuple(str(label) for label in values["labels"])
-        lora = LoraSettings.model_validate_json(json.dumps(values["lora"])) if "lora" in values else None
+        updates = None
+        for name, kind in UPDATES.items():
+            if name in values:
+                updates = kind.model_validate_json(json.dumps(values[name]))
     except (ValueError, KeyError, TypeError, ValidationError) as error:
         raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
-    return settings, heads, labels, lora
+    return settings, heads, labels, updates
 
 
 def _read_weights(folder: ForeignFolder, network: Network) -> dict[str, torch.Tensor]:
@@ -236,11 +239,11 @@ def _read_weights(folder: ForeignFolder, network: Network) -> dict[str, torch.Te
     return checked(weights, wanted, re.compile(r"(?!)"))
 
 
-def _merged(folder: ForeignFolder, network: Network, lora: LoraSettings) -> Network:
-    """A checkpoint of a run that trains low-rank updates, as the plain network that it amounts to."""
-    from remask.model.adapters import add_lora, merged_network  # only for such checkpoints
+def _merged(folder: ForeignFolder, network: Network, updates: Updates) -> Network:
+    """A checkpoint of a run that trains changes of matrices, as the plain network that it amounts to."""
+    from remask.model.adapters import add_updates, merged_network  # only for such checkpoints
 
-    add_lora(network.encoder, lora, seed=0)
+    add_updates(network.encoder, updates, seed=0)
     network.load_state_dict(_read_weights(folder, network), assign=True)
     return merged_network(network)
 

@@ -29,6 +29,7 @@ from remask.preparation.settings import PrepareRun
 from remask.progress import Progress
 from remask.schema import Json, Values
 from remask.text.build import build_documents, changed_sources, text_config
+from remask.text.clean import check_folding
 from remask.text.counts import DROPS
 from remask.tokenizer import Tokenizer, load_tokenizer
 from remask.tokenizer.bulk import Blocks, Newlines, agrees, plan_blocks
@@ -123,6 +124,7 @@ def check_vocabulary(run: PrepareRun) -> str | None:
         raise ConfigError("text.sources: nothing to prepare; name files, folders or pydocs:")
     if run.tokenizer.chinese_words == "jieba":
         check_segmenter()
+    check_folding(run.text.cleaning)
     return load_tokenizer(run.tokenizer.path).fingerprint if run.tokenizer.path is not None else None
 
 

@@ -45,7 +45,8 @@ class HeldOut:
         return cls(rows, pairs, tokenizer, world)
 
     def __call__(self, model: Network, step: int | None) -> Evaluation:
-        measures = held_out(model, self._until_stopped(self.rows), self.tokenizer.token_lengths)
+        lengths = self.tokenizer.token_lengths, self.tokenizer.token_characters
+        measures = held_out(model, self._until_stopped(self.rows), *lengths)
         if self.pairs:
             measures["sentence_accuracy"] = sentence_accuracy(model, self._until_stopped(self.pairs))
         return Evaluation(measures, _samples(model, self.rows[0], self.tokenizer))

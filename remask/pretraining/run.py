@@ -26,6 +26,9 @@ from remask.workers import is_first_rank
 if TYPE_CHECKING:
     from remask.tokenizer import Tokenizer
 
+# What a result has at its top of the last evaluation.
+MEASURES = ("loss", "perplexity", "accuracy", "bits_per_byte", "bits_per_character")
+
 
 def pretrain(
     run: PretrainRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), dry_run: bool = False
@@ -109,7 +112,7 @@ def _run(
                 network.settings,
                 network.head_settings,
                 prepared / "tokenizer",
-                lora=run.lora if run.learn == "lora" else None,
+                updates=run.lora if run.learn == "lora" else None,
             ),
             evaluate=evaluate,
             allow_change=allow_change,
@@ -129,7 +132,7 @@ def _run(
             "checkpoint": str(result.checkpoint),
             "metrics": dict(result.metrics),
             "seconds": round(time.monotonic() - started, 1),
-            **{name: result.metrics[f"eval/{name}"] for name in ("loss", "perplexity", "accuracy", "bits_per_byte")},
+            **{name: result.metrics[f"eval/{name}"] for name in MEASURES if f"eval/{name}" in result.metrics},
         }
         if world.is_first:
             write_json(out / "run.json", {**record, "result": values})
@@ -144,6 +147,9 @@ def _identity(run: PretrainRun, data: str, tokenizer: Tokenizer) -> Json:
     del config["prepared"], config["validation"], config["train"]["trackers"]
     if run.learn == "all":
         del config["learn"], config["lora"]
+    for name in ("bottleneck_size", "prefix_length"):
+        if not config["model"][name]:
+            del config["model"][name]
     if not run.data.evaluation.sources:
         del config["data"]["evaluation"]["sources"]
     if run.validation is not None:

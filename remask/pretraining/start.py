@@ -61,7 +61,7 @@ def measured_on(run: PretrainRun, tokenizer: Tokenizer) -> Path:
 def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run_folder: Path | None = None) -> Network:
     """Fresh weights, or those of another model as far as they fit. Its vocabulary is the data's."""
     from remask.data.tokens import Tokens
-    from remask.model.adapters import add_lora
+    from remask.model.adapters import add_updates
     from remask.model.network import build_network
     from remask.model.store import open_model
     from remask.start import complete_network, start_network
@@ -91,7 +91,7 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run
     pieces = _pieces(tokenizer, old_ids)
     complete_network(network, run.start, tokens, old_ids, had_head, run_folder, progress, pieces)
     if run.learn == "lora":
-        add_lora(network.encoder, run.lora, run.seed)
+        add_updates(network.encoder, run.lora, run.seed)
     return network
 
 
@@ -114,7 +114,8 @@ def _take_over(
     kept = sum(row >= 0 for row in rows)
     progress.say(f"  weights from {init_from}: {kept:,} of {len(rows):,} tokens keep their vectors")
     if fresh:
-        progress.warn(f"not in {init_from}, so fresh: {', '.join(fresh)}")
+        parts = dict.fromkeys(".".join(name.split(".")[:2]) for name in fresh)
+        progress.warn(f"{init_from} has no weights for {', '.join(parts)}: these start new")
     return rows
 
 

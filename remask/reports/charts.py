@@ -9,7 +9,7 @@ and screen readers read. Not here: reading runs, or any text of the report.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from remask.visible import as_html
@@ -35,6 +35,14 @@ class Rule:
 
     name: str
     y: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A vertical line at a moment."""
+
+    name: str
+    x: float
 
 
 @dataclass(frozen=True)
@@ -80,10 +88,11 @@ class Point:
 
 
 def line_chart(
-    series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = (), log_x: bool = False
-) -> str:
-    """Lines over a common x axis. Points that are not finite are left out. `log_x`: equal steps are equal factors,
-    with a tick at every x there is."""
+    series: Sequence[Series], *, x_name: str, y_name: str, rules: Sequence[Rule] = (), marks: Sequence[Mark] = (),
+    x_marks: Mapping[float, str] | None = None,
+) -> str:  # fmt: skip
+    """Lines over a common x axis. Points that are not finite are left out. `marks` stand upright at an x; `x_marks` are
+    ticks at these x, with these words."""
     clean = [replace(s, points=[p for p in s.points if all(map(math.isfinite, p))]) for s in series]
     clean = [s for s in clean if s.points]
     if not clean:
@@ -93,9 +102,9 @@ def line_chart(
     ys += [y for s in clean for _, *ends in s.band for y in ends if math.isfinite(y)]
     y_ticks = ticks(min(ys), max(ys), 5)
     to_y = _scale(min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys)), HEIGHT, 0)
-    if log_x:
-        x_ticks = sorted(set(xs))
-        to_x = _factors(x_ticks)
+    if x_marks is not None:
+        x_ticks = sorted(x_marks)
+        to_x = _scale(min(xs), max(xs), 0, WIDTH)
     else:
         left = 0.0 if 0 < min(xs) < 0.2 * max(xs) else min(xs)
         x_ticks = [tick for tick in ticks(left, max(xs)) if left <= tick <= max(xs)]
@@ -103,9 +112,10 @@ def line_chart(
     parts = [_level(to_y(tick), "grid") for tick in y_ticks] + [_level(to_y(rule.y), "rule") for rule in rules]
     for index, one in enumerate(clean):
         parts += _line(one, index, to_x, to_y)
+    parts += [_upright(to_x(mark.x), mark.name) for mark in marks if min(xs) <= mark.x <= max(xs)]
     labels = [_at("tick y", to_y(tick), HEIGHT, "top", _number(tick)) for tick in y_ticks]
     labels += [
-        _at("tick x odd" if i % 2 else "tick x", to_x(tick), WIDTH, "left", _number(tick))
+        _at("tick x odd" if i % 2 else "tick x", to_x(tick), WIDTH, "left", (x_marks or {}).get(tick, _number(tick)))
         for i, tick in enumerate(x_ticks)
     ]
     labels += [_at("rule-name", to_y(rule.y), HEIGHT, "top", f"{rule.name} {_number(rule.y)}") for rule in rules]
@@ -115,6 +125,11 @@ def line_chart(
         f"<div class='plot-box'>{svg}{''.join(labels)}</div>"
         f"<div class='plot-name x'>{as_html(x_name)}</div></div>{_legend([s.name for s in clean])}"
     )
+
+
+def _upright(x: float, name: str) -> str:
+    title = f"<title>{as_html(name)}</title>"
+    return f"<line class='mark' x1='{x:.1f}' x2='{x:.1f}' y1='0' y2='{HEIGHT}'>{title}</line>"
 
 
 def _line(one: Series, index: int, to_x: Callable[[float], float], to_y: Callable[[float], float]) -> list[str]:
@@ -187,7 +202,8 @@ def candidate_bars(answers: Sequence[tuple[str, float]], wanted: str, label: str
         inside = f"<i class='bar' style='width:{100 * score:.2f}%'></i>"
         is_right = bool(word) and word.casefold() == wanted.casefold()
         share = f"{score:.1%}" if score < 0.1 else f"{score:.0%}"
-        parts.append(_row(word or "(space)", inside, share, kind=" right" if is_right else ""))
+        shown = "(part of a character)" if "\ufffd" in word else word or "(space)"
+        parts.append(_row(shown, inside, share, kind=" right" if is_right else ""))
     return f"<div class='dots' role='group' aria-label='{as_html(label)}'>{''.join(parts)}</div>"
 
 
@@ -309,15 +325,6 @@ def thin(points: Sequence[tuple[float, float]], most: int = 400) -> list[tuple[f
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
     span = (high - low) or 1.0
     return lambda value: start + (value - low) / span * (end - start)
-
-
-def _factors(values: Sequence[float]) -> Callable[[float], float]:
-    """Logarithms over the width; zero stands a factor of two before the smallest value above it."""
-    above = [value for value in values if value > 0] or [1.0]
-    logs = _scale(
-        math.log(above[0] / (2 if values[0] <= 0 else 1)), math.log(max(above[-1], above[0] * 1.001)), 0, WIDTH
-    )
-    return lambda value: logs(math.log(value if value > 0 else above[0] / 2))
 
 
 def _level(y: float, kind: str) -> str:

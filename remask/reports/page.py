@@ -56,6 +56,7 @@ class Page:
     def __init__(self, title: str, subtitle: str = "") -> None:
         self._title = title
         self._script = ""
+        self._reload_seconds: int | None = None
         self._parts = [f"<h1>{as_html(title)}</h1>", f"<p class='soft'>{as_html(subtitle)}</p>" if subtitle else ""]
 
     def tiles(self, tiles: Sequence[Tile]) -> None:
@@ -132,8 +133,13 @@ class Page:
         link = f"<a href='http://{SERVED_AT}/'>{SERVED_AT}</a>"
         self._parts.append(f"<p>Try it in a browser: <code>{command}</code>, then open {link}.</p>")
 
+    def reload_after(self, seconds: int) -> None:
+        """The browser opens the page again after so long: for one that is written anew while it is looked at."""
+        self._reload_seconds = seconds
+
     def html(self) -> str:
         policy, script = POLICY, ""
+        again = f"<meta http-equiv='refresh' content='{self._reload_seconds}'>" if self._reload_seconds else ""
         if self._script:
             mark = base64.b64encode(hashlib.sha256(self._script.encode()).digest()).decode()
             policy, script = f"{POLICY}; script-src 'sha256-{mark}'", f"<script>{self._script}</script>"
@@ -141,7 +147,7 @@ class Page:
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
             f"<meta http-equiv='Content-Security-Policy' content=\"{policy}\">"
             f"{PAGE_MARK}<meta name='viewport' content='width=device-width,initial-scale=1'>"
-            f"<title>{as_html(self._title)}</title><style>{STYLE}</style></head>"
+            f"{again}<title>{as_html(self._title)}</title><style>{STYLE}</style></head>"
             f"<body><main>{''.join(self._parts)}</main>{script}</body></html>\n"
         )
 

@@ -113,6 +113,7 @@ LAST_VALUES = {
     "eval/perplexity": "perplexity",
     "eval/accuracy": "accuracy",
     "eval/bits_per_byte": "bits per byte",
+    "eval/bits_per_character": "bits per character",
     "train/loss": "training loss",
     "perf/tokens_per_second": "tokens/s",
 }

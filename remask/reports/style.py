@@ -13,7 +13,7 @@ color-scheme:light}
 --series-5:#5fd0dc;--series-6:#f48fb1;--series-7:#bcaaa4;--series-8:#b0bec5;--series-9:#aed581;--series-10:#9fa8da;
 --series-11:#ffcc80;color-scheme:dark}}
 *{box-sizing:border-box}body{margin:0;background:var(--paper);color:var(--ink);
-font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
+font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,"PingFang SC","Microsoft YaHei","Noto Sans CJK SC",sans-serif}
 main{max-width:860px;margin:0 auto;padding:28px 20px 60px}h1{font-size:1.7rem;line-height:1.2;margin:0 0 4px}
 h2{font-size:1.2rem;margin:38px 0 10px}p{margin:8px 0}.soft{color:var(--soft)}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(150px,1fr));gap:12px;margin:22px 0}
@@ -21,13 +21,14 @@ h2{font-size:1.2rem;margin:38px 0 10px}p{margin:8px 0}.soft{color:var(--soft)}
 .tile b{display:block;font-size:1.45rem;line-height:1.25}.tile span{color:var(--soft);font-size:.86rem}
 figure{margin:12px 0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px}
 figcaption{color:var(--soft);font-size:.88rem;margin-top:6px}.plot-box{position:relative;
-height:clamp(190px,32vw,250px);margin:4px 18px 24px 50px}.plot-box .chart{position:absolute;inset:0;width:100%;
+height:clamp(190px,32vw,250px);margin:9px 18px 24px 50px}.plot-box .chart{position:absolute;inset:0;width:100%;
 height:100%;overflow:visible}.plot-box.map{height:clamp(260px,55vw,420px);margin:4px 0}
 .plot-name,.tick,.rule-name,.dot-axis span{color:var(--soft);font-size:.8rem}.plot-name.x{text-align:center}
 .tick,.rule-name{position:absolute;white-space:nowrap;line-height:1.2;font-variant-numeric:tabular-nums}
 .tick.y{right:100%;margin-right:7px;transform:translateY(-50%)}
 .tick.x{top:100%;margin-top:5px;transform:translateX(-50%)}.rule-name{right:2px;transform:translateY(-110%)}
 .grid{stroke:var(--line)}.line{fill:none;stroke-width:2}.line.faint{stroke-width:1;opacity:.45}
+.mark{stroke:var(--series-6);stroke-width:2}
 .rule{stroke:var(--soft);stroke-dasharray:5 4}.point{fill:none;stroke-width:5.5;stroke-linecap:round}
 .point.map{stroke-width:8;opacity:.8}.grid,.line,.rule,.point{vector-effect:non-scaling-stroke}
 .squares{display:block;width:100%;max-width:460px;margin:0 auto}.square{fill:var(--accent)}

@@ -29,7 +29,7 @@ def finetune_report(values: Mapping[str, Any], model: str) -> str:
     for note in values["notes"]:
         page.text(f"Note: {note}.")
     page.heading("Scores")
-    _scores(page, values)
+    _scores(page, values, best)
     curves = [
         Series(f"seed {run['seed']}", [(entry["step"], entry[values["metric"]]) for entry in run["history"]])
         for run in values["runs"]
@@ -52,7 +52,7 @@ def file_report(values: Mapping[str, Any]) -> str:
     for note in values["notes"]:
         page.text(f"Note: {note}.")
     page.heading("Scores")
-    _scores(page, values)
+    _scores(page, values, values)
     _behind_scores(page, "By class", values, values["labels"])
     return page.html()
 
@@ -63,11 +63,11 @@ def _baseline_tile(values: Mapping[str, Any]) -> list[Tile]:
     return [Tile(f"{baseline[name]:.3f}", f"{name} of {least}")] if name in baseline else []
 
 
-def _scores(page: Page, values: Mapping[str, Any]) -> None:
+def _scores(page: Page, values: Mapping[str, Any], result: Mapping[str, Any]) -> None:
     """Every metric with how sure it is and what needs no model; then what the seeds say together."""
     baseline, count = values["data"]["baseline"], values["data"].get("dev", values["data"].get("test", 0))
     rows = [
-        [name, spread["median"], certainty(name, spread, count), baseline.get(name, "")]
+        [name, spread["median"], certainty(name, spread, count, result.get("intervals")), baseline.get(name, "")]
         for name in shown_names(values["spread"], values["metric"])
         if (spread := values["spread"][name])
     ]

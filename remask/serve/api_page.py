@@ -23,34 +23,42 @@ def api_page(document: Values) -> str:
     parts = [
         "<!DOCTYPE html>",
         '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
-        '<title>remask: the API</title><link rel="stylesheet" href="style.css"></head><body><main>',
+        '<title>remask: the API</title><link rel="stylesheet" href="style.css"></head>',
+        '<body><main class="inside api">',
         f"<h1>remask {escape(document['info']['version'])}: the API</h1>",
         _INTRO,
     ]
-    for path, methods in document["paths"].items():
-        for method, operation in methods.items():
-            parts += _operation(document, f"{method.upper()} <code>{escape(path)}</code>", operation)
+    found = [(path, method, told) for path, methods in document["paths"].items() for method, told in methods.items()]
+    links = (f'<a href="#{_anchor(method, path)}">{escape(path)}</a>' for path, method, _ in found)
+    parts.append(f"<nav>{' '.join(links)}</nav>")
+    for path, method, operation in found:
+        heading = f'<h2 id="{_anchor(method, path)}">{method.upper()} <code>{escape(path)}</code></h2>'
+        parts += _operation(document, heading, operation)
     return "\n".join([*parts, "</main></body></html>"])
 
 
 def _operation(document: Values, heading: str, operation: Values) -> list[str]:
-    lines = [f"<h2>{heading}</h2>", f"<p>{escape(operation.get('description') or operation.get('summary', ''))}</p>"]
+    lines = [heading, f"<p>{escape(operation.get('description') or operation.get('summary', ''))}</p>"]
     content = operation.get("requestBody", {}).get("content", {}).get("application/json")
     if content is not None:
         body = _resolved(document, content["schema"])
-        lines += ["<table><thead><tr><th>field</th><th>what</th><th>default</th></tr></thead><tbody>"]
+        lines += ["<div class='wide'><table><thead><tr><th>field</th><th>what</th><th>default</th></tr></thead><tbody>"]
         for name, schema in body["properties"].items():
             default = "needed" if name in body.get("required", ()) else schema.get("default")
             cells = (name, f"{_type(document, schema)}{_note(schema)}", "none" if default is None else str(default))
             lines.append(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
-        lines += ["</tbody></table>"]
+        lines += ["</tbody></table></div>"]
     for status, response in operation["responses"].items():
         answer = response.get("content", {}).get("application/json", {}).get("schema")
         if status == "200" and answer:
             lines.append(f"<p>Answer: <code>{escape(_type(document, answer))}</code></p>")
     statuses = [status for status in operation["responses"] if status != "200"]
-    lines.append(f"<p>Other statuses: {escape(', '.join(statuses))}</p>")
+    lines.append(f"<p class='soft'>Other statuses: {escape(', '.join(statuses))}</p>")
     return lines
+
+
+def _anchor(method: str, path: str) -> str:
+    return escape(f"{method}{path.replace('/', '-')}")
 
 
 def _note(schema: Values) -> str:
@@ -84,7 +92,8 @@ def _type(document: Values, schema: Values) -> str:
         inner = (f"{name}: {_type(document, kind)}" for name, kind in schema["properties"].items())
         return "{" + ", ".join(inner) + "}"
     if schema.get("type") == "object":
-        return f"{{name: {_type(document, schema.get('additionalProperties') or {})}}}"
+        values = schema.get("additionalProperties")
+        return f"{{name: {_type(document, values if isinstance(values, dict) else {})}}}"
     return {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false"}.get(
         schema.get("type", ""), "any value"
     )

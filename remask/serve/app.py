@@ -22,19 +22,20 @@ import remask
 from remask.schema import Json
 from remask.serve.api_page import api_page
 from remask.serve.catalog import Entry, split_id
-from remask.serve.guard import Guard, RefusedError, error_body
+from remask.serve.client_paths import add_client_paths
+from remask.serve.guard import Guard, RefusedError, error_body, is_guarded
 from remask.serve.metrics import CONTENT_TYPE, Metrics
 from remask.serve.queue import Job, OverloadedError, TooMuchError
 from remask.serve.request_log import KEY
-from remask.serve.schemas import TASKS, Asked, ErrorOut, ModelsOut, StateOut
+from remask.serve.schemas import TASKS, Asked, ErrorOut, MapOut, ModelsOut, StateOut
 from remask.serve.supervisor import EngineError, Supervisor
 
 _STATUS = {
-    "text_too_long": 422, "no_mask": 422, "bad_target": 422, "cannot": 422, "bad_input": 422, "too_much": 422,
-    "unknown_model": 404, "unavailable": 503, "internal": 500,
+    "text_too_long": 422, "no_mask": 422, "bad_target": 422, "bad_prompt": 422, "cannot": 422, "bad_input": 422,
+    "too_much": 422, "unknown_model": 404, "unavailable": 503, "internal": 500,
 }  # fmt: skip
 _CODES = {400: "bad_json", 404: "not_found", 405: "method_not_allowed"}
-_FIELDS = {"bad_target": "targets", "unknown_model": "model", "cannot": "model"}
+_FIELDS = {"bad_target": "targets", "bad_prompt": "patterns", "unknown_model": "model", "cannot": "model"}
 _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml", ".png": "image/png", ".ico": "image/x-icon", ".json": "application/json",
@@ -129,6 +130,17 @@ class Service:
     async def _answer(
         self, task: str, asked: Asked, request: Request, on_text: Callable[[str], None] | None = None
     ) -> Response:
+        said = await self.ask(task, asked, request, on_text)
+        if isinstance(said, Response):
+            return said
+        name, parts = said
+        body = b'{"model":"' + name.encode() + b'","outputs":[' + b",".join(parts) + b"]}"
+        return Response(body, media_type="application/json")
+
+    async def ask(
+        self, task: str, asked: Asked, request: Request, on_text: Callable[[str], None] | None = None
+    ) -> tuple[str, list[bytes]] | Response:
+        """The model that answered and the JSON of each answer; or what to say instead."""
         try:
             job = self._job(task, asked)
             job.on_text = on_text
@@ -149,8 +161,19 @@ class Service:
             return error_response(504, "timeout", f"not answered within {self.engine.settings.timeout_s:g} s")
         if parts is None:
             return Response(status_code=499)  # nobody reads it
-        body = b'{"model":"' + job.model.encode() + b'","outputs":[' + b",".join(parts) + b"]}"
-        return Response(body, media_type="application/json")
+        return job.model, parts
+
+    def map_of(self, name: str | None) -> bytes | None:
+        """The map of an index, by its id (none: of the first index); None: there is no such index."""
+        found = [one for one in self.entries if self.engine.facts[one]["index"] and name in (None, one)]
+        return (self.entries[found[0]].folder / "map.json").read_bytes() if found else None
+
+    def counted(self, task: str, began: float, response: Response) -> Response:
+        """The same response, in the metrics."""
+        self.metrics.add("requests_total", task=task, status=str(response.status_code))
+        if response.status_code == 200:
+            self.metrics.observe(task, time.perf_counter() - began)
+        return response
 
     def _job(self, task: str, asked: Asked) -> Job:
         facts = self.engine.facts
@@ -232,6 +255,7 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
         app.post(path, summary=line, responses=responses, response_class=Response, operation_id=task.replace("-", "_"))(
             _handler(service, task, kind)
         )
+    add_client_paths(app, service, ERRORS)
     _add_state(app, service)
     _add_page(app)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -252,11 +276,7 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
 def _handler(service: Service, task: str, kind: type[Asked]) -> Callable[..., Awaitable[Response]]:
     async def handler(body: Asked, request: Request) -> Response:
         began = time.perf_counter()
-        response = await service.answer(task, body, request)
-        service.metrics.add("requests_total", task=task, status=str(response.status_code))
-        if response.status_code == 200:
-            service.metrics.observe(task, time.perf_counter() - began)
-        return response
+        return service.counted(task, began, await service.answer(task, body, request))
 
     handler.__annotations__["body"] = kind  # what FastAPI reads
     return handler
@@ -267,7 +287,15 @@ def _add_state(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", response_model=ModelsOut, responses=_PLAIN_ERRORS)
     def models() -> Any:
-        return {"models": service.models()}
+        return {"models": service.models(), "data": [{"id": name} for name in service.entries]}
+
+    @app.get("/v1/map", responses={200: {"model": MapOut}, **_PLAIN_ERRORS}, response_class=Response)
+    def collection_map(model: str | None = None) -> Response:
+        """A sample of an index's passages as points of a map."""
+        found = service.map_of(model)
+        if found is None:
+            return error_response(404, "unknown_model", "no index of that id; GET /v1/models lists them", "model")
+        return Response(found, media_type="application/json")
 
     def state(status: str, well: bool) -> Response:
         body = StateOut(status=status, restarts=engine.restarts).model_dump_json()
@@ -340,8 +368,8 @@ def _document_token(app: FastAPI) -> None:
     document = app.openapi()
     document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for path, methods in document["paths"].items():
-        if path.startswith("/v1/") or path == "/metrics":
-            for operation in methods.values():
+        for method, operation in methods.items():
+            if is_guarded(method.upper(), path):
                 operation["security"] = [{"token": []}]
 
 
@@ -362,7 +390,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     said = wrong["msg"][:1].lower() + wrong["msg"][1:200]
     if field == "inputs":
         number = next((f"[{part}]" for part in wrong["loc"] if isinstance(part, int)), "")
-        kind = TASKS[request.url.path.rpartition("/")[2]][0]
+        kind = TASKS.get(request.url.path.rpartition("/")[2], (Asked,))[0]
         said = f"{number}: {said}; send {kind.one_input}, or a list of 1 to {kind.most_inputs} such"
         return error_response(422, "invalid", f"inputs{said}", field)
     return error_response(422, "invalid", f"{field or 'the body'}: {said}", field)

@@ -42,6 +42,11 @@ def error_body(code: str, message: str, field: str | None = None) -> bytes:
     return orjson.dumps({"error": fault})
 
 
+def is_guarded(method: str, path: str) -> bool:
+    """Whether a token is needed: for everything but the page itself and whether the server is well."""
+    return method == "POST" or path.startswith("/v1/") or path in ("/v1", "/metrics")
+
+
 class RefusedError(Exception):
     """A request that goes no further."""
 
@@ -87,7 +92,7 @@ class Guard:
             headers = self._headers(scope)
             self._check_host(headers)
             self._check_token(scope, headers)
-            if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
+            if scope["method"] == "POST":
                 self.refuse_early()
             body = await self._body(headers, receive)
             if body is None:
@@ -118,8 +123,7 @@ class Guard:
             raise RefusedError(421, "wrong_host", "this server is not asked by that name (--set limits.hosts=[NAME])")
 
     def _check_token(self, scope: Message, headers: dict[bytes, bytes]) -> None:
-        path = scope["path"]
-        if self.credential is None or not (path.startswith("/v1/") or path in ("/v1", "/metrics")):
+        if self.credential is None or not is_guarded(scope["method"], scope["path"]):
             return
         if not hmac.compare_digest(headers.get(b"authorization", b""), self.credential):
             raise RefusedError(401, "unauthorized", "this needs the header Authorization: Bearer TOKEN")

@@ -14,10 +14,14 @@ from remask.schema import Json
 
 MAX_BODY_BYTES = 2_000_000
 MAX_INPUTS = 256
+MAX_HITS = 1_000
 MAX_CHARACTERS = 200_000
 
 Text = Annotated[str, Field(max_length=MAX_CHARACTERS)]
 Word = Annotated[str, Field(min_length=1, max_length=200)]
+Pattern = Annotated[
+    str, Field(min_length=1, max_length=2_000, description="a sentence with {text}, perhaps {text2}, and one <mask>")
+]
 LongTexts = Annotated[
     Literal["error", "cut"], Field(description="a text beyond the model's length: refuse it or cut it")
 ]
@@ -92,6 +96,20 @@ class FillMask(Asked):
     targets: Annotated[list[Word], Field(min_length=1, max_length=1_000)] | None = None
 
 
+class Prompt(Asked):
+    one_input = f"a text, or {_PAIR} in a list"
+    inputs: Text | TextPair | Annotated[list[Text | TextPair | ListPair], Field(min_length=1, max_length=MAX_INPUTS)]
+    patterns: Annotated[list[Pattern], Field(min_length=1, max_length=8)]
+    words: Annotated[
+        dict[Word, Annotated[list[Word], Field(min_length=1, max_length=32)]], Field(min_length=2, max_length=64)
+    ] = Field(description="for each label the words that mean it")
+    calibrate: bool = Field(True, description="score words against what they score around an empty text")
+    long_texts: LongTexts = "error"
+
+    def items(self) -> list[Any]:
+        return [tuple(item) if isinstance(item, list) else item for item in super().items()]
+
+
 class Classify(Asked):
     inputs: Texts
     long_texts: TaskLongTexts = "model"
@@ -133,6 +151,7 @@ class Choose(Asked):
 
 class Embed(Asked):
     inputs: Texts
+    prompt: Annotated[Word, Field(description="the name of what the model reads before each text")] | None = None
     pooling: Literal["first", "mean"] | None = None
     normalize: bool = True
     long_texts: LongTexts = "error"
@@ -143,6 +162,15 @@ class Rank(Asked):
     inputs: QueryTexts | Annotated[list[QueryTexts], Field(min_length=1, max_length=MAX_INPUTS)]
     top_k: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_INPUTS)] | None = None
     long_texts: LongTexts = "error"
+
+
+class Search(Asked):
+    one_input = "a query"
+    inputs: Texts
+    top_k: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=MAX_HITS)] = 10
+    by: Literal["vectors", "words", "both"] = "both"
+    lists: bool = Field(False, description="also what vectors alone and words alone find")
+    point: bool = Field(False, description="also where the query and each passage stand on the map of /v1/map")
 
 
 class Encode(Asked):
@@ -241,6 +269,41 @@ class RankedOut(BaseModel):
     text: str
 
 
+class HitOut(BaseModel):
+    id: str
+    passage: int
+    score: float
+    text: str
+    start: int
+    place: str
+    fields: dict[str, Any]
+    row: int
+    before: str
+    after: str
+    rank_by: dict[str, int]
+    point: list[float] = Field(default=[], description="on the map of /v1/map, only where `point` is asked for")
+
+
+class SearchOut(BaseModel):
+    hits: list[HitOut]
+    vectors: list[HitOut] = Field(default=[], description="only where `lists` is asked for")
+    words: list[HitOut] = Field(default=[], description="only where `lists` is asked for")
+    point: list[float] = Field(default=[], description="only where `point` is asked for")
+
+
+class PointOut(BaseModel):
+    row: int
+    id: str
+    x: float
+    y: float
+    text: str
+
+
+class MapOut(BaseModel):
+    points: list[PointOut]
+    passages: int
+
+
 Hex = Annotated[str, Field(description="the bytes that a token stands for; empty for special ones")]
 
 
@@ -266,6 +329,7 @@ def _outputs(name: str, item: Any) -> type[BaseModel]:
 # task -> (what is sent, what comes back, one line)
 TASKS: dict[str, tuple[type[Asked], type[BaseModel], str]] = {
     "fill-mask": (FillMask, _outputs("FillMaskOutputs", list[FillOut]), "The likeliest tokens for each mask."),
+    "prompt": (Prompt, _outputs("PromptOutputs", LabelOut), "The class of each text by words for a mask, untrained."),
     "classify": (Classify, _outputs("ClassifyOutputs", LabelOut), "The class of each text, or its number."),
     "pairs": (Pairs, _outputs("PairsOutputs", LabelOut), "The class of each pair of texts."),
     "tag": (Tag, _outputs("TagOutputs", list[EntityOut]), "The entities of each text."),
@@ -274,6 +338,7 @@ TASKS: dict[str, tuple[type[Asked], type[BaseModel], str]] = {
     "write": (Write, _outputs("WriteOutputs", WrittenOut), "A text about each text, by a decoder or by filling masks."),
     "embed": (Embed, _outputs("EmbedOutputs", list[float]), "One vector for each text."),
     "rank": (Rank, _outputs("RankOutputs", list[RankedOut]), "Texts by their closeness to a query."),
+    "search": (Search, _outputs("SearchOutputs", SearchOut), "The passages of an index that a query asks for."),
     "encode": (Encode, _outputs("EncodeOutputs", EncodedOut), "Token ids, last hidden states, attention."),
     "tokenize": (Tokenize, _outputs("TokenizeOutputs", TokensOut), "The tokens of each text."),
 }
@@ -298,12 +363,24 @@ class ModelOut(BaseModel):
     parameters: int
     precision: str
     tokenizer: str
+    index: dict[str, int] | None = Field(description="of an index: its `passages` and `documents`")
     step: int | None
     steps: list[int]
 
 
+class ListedOut(BaseModel):
+    """A model as OpenAI's client lists it."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "remask"
+
+
 class ModelsOut(BaseModel):
     models: list[ModelOut]
+    object: Literal["list"] = "list"
+    data: list[ListedOut] = Field(description="the same ids, as OpenAI's client reads them")
 
 
 class StateOut(BaseModel):

@@ -25,6 +25,7 @@ import orjson
 from remask import signals
 from remask.allocator import keep_few_kernels, keep_freed_memory
 from remask.errors import DataError, RemaskError, is_out_of_memory
+from remask.serve import searching
 from remask.serve.settings import ServeSettings
 from remask.workers import die_with_parent
 
@@ -32,6 +33,7 @@ LOADING_S = 600.0  # reading a large model from a slow disk is no stall
 _IDLE_S = 0.5
 _CHARACTERS_PER_S = 40_000  # in Python and the tokenizer, on a slow machine that is busy
 _MAX_CANDIDATES = 5_000  # for the masks of one text, and of a piece: each comes with the whole text again
+_SEARCH_S = 5.0  # one query over a large index on a slow disk
 _MAX_NUMBERS = 4_000_000  # of hidden states in one piece
 
 ErrorFacts = tuple[str, str]  # code and message
@@ -105,9 +107,16 @@ class Models:
             torch.set_num_threads(assignment.settings.threads)
         self.precision, self._assignment, self._life = precision, assignment, life
         self.notes: list[str] = []
-        self._kept = {name: self._open(path) for name, path in assignment.models.items()}
+        self._indices = {name: searching.opened(path) for name, path in assignment.models.items()}
+        folders = {name: self._model_of(name, path) for name, path in assignment.models.items()}
+        self._kept = {name: self._open(path) for name, path in folders.items()}
         self._steps: OrderedDict[str, Any] = OrderedDict()
         self._gone = (0, 0, 0)  # counts of steps that were closed
+
+    def _model_of(self, name: str, path: Path) -> Path:
+        """The folder of a model, which for an index is the one that it was made with."""
+        index = self._indices[name]
+        return path if index is None else searching.model_of(index)
 
     def _open(self, path: Path) -> Any:
         from remask.answer.model import load
@@ -175,6 +184,9 @@ class Models:
         tasks = [method.replace("_", "-") for method in model.methods]
         if "classify" in tasks and takes != "text":
             tasks.insert(tasks.index("classify") + 1, "pairs")
+        index = self._indices[name]
+        if index is not None:
+            tasks.insert(0, "search")
         return {
             "tasks": tasks,
             "labels": list(task.labels) or None if task else None,
@@ -190,6 +202,7 @@ class Models:
             "parameters": model.num_parameters,
             "precision": self.precision,
             "tokenizer": model.tokenizer.kind,
+            "index": None if index is None else searching.facts(index),
             "folder": model.folder.name,
         }
 
@@ -213,7 +226,7 @@ class Models:
                 }
                 continue
             try:
-                found |= self._answer_one(model, [piece for piece, _ in pieces], say)
+                found |= self._answer_one(model, [piece for piece, _ in pieces], self._indices.get(name), say)
             except Exception as error:  # our own mistake must not take the others' answers along
                 failed = ("internal", "the engine failed on this request")
                 if is_out_of_memory(error):
@@ -225,14 +238,17 @@ class Models:
         return found
 
     def _answer_one(
-        self, model: Any, pieces: list[Work], say: Callable[[int, str], None]
+        self, model: Any, pieces: list[Work], index: Any, say: Callable[[int, str], None]
     ) -> dict[int, list[bytes] | ErrorFacts]:
         found: dict[int, list[bytes] | ErrorFacts] = {}
         asked: list[Any] = []
         mine: dict[int, range] = {}
         for number, _, task, inputs, options in pieces:
             try:
-                questions = ask(model, task, inputs, options, lambda text, number=number: say(number, text))
+                if task == "search":
+                    questions = searching.ask(index, model, inputs, options)
+                else:
+                    questions = ask(model, task, inputs, options, lambda text, number=number: say(number, text))
             except DataError as error:
                 found[number] = error_facts(error)
                 continue
@@ -245,7 +261,13 @@ class Models:
             said = [answers[i] for i in mine[number]]
             wrong = next((answer for answer in said if isinstance(answer, DataError)), None)
             try:
-                found[number] = error_facts(wrong) if wrong else written(model, task, inputs, options, said)
+                if wrong:
+                    found[number] = error_facts(wrong)
+                elif task == "search":
+                    self._life.beat(_SEARCH_S * len(inputs))
+                    found[number] = searching.written(index, model, inputs, options, said)
+                else:
+                    found[number] = written(model, task, inputs, options, said)
             except DataError as error:
                 found[number] = error_facts(error)
             self._life.beat()
@@ -268,6 +290,9 @@ def ask(
         if max(counts) > _MAX_CANDIDATES or sum(counts) > 10 * _MAX_CANDIDATES:
             raise DataError(f"{max(counts):,} candidates for one text; ask for fewer (top_k), or send it in parts")
         return [questions.fill_mask(inputs, options["top_k"], options["targets"])]
+    if task == "prompt":
+        asked = (options["patterns"], options["words"])
+        return [questions.prompt(inputs, *asked, calibrate=options["calibrate"], **cut)]
     if task in ("classify", "pairs"):
         return [questions.classify(inputs, **cut)]
     if task == "tag":
@@ -279,7 +304,8 @@ def ask(
     if task == "write":
         return [_ask_to_write(model, inputs, options, say)]
     if task == "embed":
-        return [questions.embed(inputs, pooling=options["pooling"], normalize=options["normalize"], **cut)]
+        how = {name: options[name] for name in ("prompt", "pooling", "normalize")}
+        return [questions.embed(inputs, **how, **cut)]
     if task == "rank":
         return [questions.rank(query, texts, **cut) for query, texts in inputs]
     if task == "encode":
@@ -326,6 +352,9 @@ def written(model: Any, task: str, inputs: list[Any], options: dict[str, Any], s
         return _drafts(model, inputs, options, said[0])
     if task == "rank":
         return [_json(one[: options["top_k"]]) for one in said]
+    if options.get("count"):
+        sizes = [len(model.questions.row(text, options["long_texts"])[0]) for text in inputs]
+        return [_json({"vector": one, "tokens": size}) for one, size in zip(said[0], sizes, strict=True)]
     if task == "encode":
         return [_json(one) for one in _encoded(model, inputs, options, said[0])]
     return [_json(one) for answers in said for one in answers]
@@ -369,12 +398,13 @@ def _json(value: Any) -> bytes:
 
 
 def error_facts(error: DataError) -> ErrorFacts:
-    from remask.answer.questions import CannotError, NoMaskError, TargetError, TooLongError
+    from remask.answer.questions import CannotError, NoMaskError, PromptError, TargetError, TooLongError
 
     codes: dict[type[DataError], str] = {
         TooLongError: "text_too_long",
         NoMaskError: "no_mask",
         TargetError: "bad_target",
+        PromptError: "bad_prompt",
         CannotError: "cannot",
     }
     return codes.get(type(error), "bad_input"), str(error)

@@ -27,8 +27,16 @@ MAX_PER_DOCUMENT = 8  # one large document must not be the whole task
 TEST_SHARE = 0.3  # of the documents
 MIN_ROWS = 40
 MAX_CHARS = 240  # of a passage: six fine-tuning runs must fit into minutes
-_SENTENCE = re.compile(r"[A-Z][a-z]+(?:,? [\w'-]+){7,16}\.")
-_HIDEABLE = re.compile(r"(?<= )[a-z]{3,9}(?=[ ,])")
+# Sentences, and the words in them that may be hidden. In Chinese: two characters between particles or commas, which is
+# nearly always a word.
+_HAN = "[\u4e00-\u9fff]"
+_SAMPLED = (
+    (re.compile(r"[A-Z][a-z]+(?:,? [\w'-]+){7,16}\."), re.compile(r"(?<= )[a-z]{3,9}(?=[ ,])")),
+    (
+        re.compile(f"{_HAN}[^。！？\\n]{{10,40}}[。！？]"),
+        re.compile(f"(?<=[的在是了和，]){_HAN}{{2}}(?=[的在是了和，。])"),
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -152,11 +160,13 @@ def sample_sentences(documents: Documents, *, seed: int, count: int = 6, mask: s
     drawn: list[tuple[str, Sample]] = []
     for shard in documents.of("heldout"):
         for index in range(len(shard)):
-            matches = list(_SENTENCE.finditer(shard.text(index)))
-            if not matches:
+            text = shard.text(index)
+            found = ((list(sentences.finditer(text)), words) for sentences, words in _SAMPLED)
+            matches, hideable = next((pair for pair in found if pair[0]), ([], None))
+            if hideable is None:
                 continue
             sentence = min((match.group() for match in matches), key=lambda text: draw(seed, text))
-            words = list(_HIDEABLE.finditer(sentence))
+            words = list(hideable.finditer(sentence))
             if words:
                 word = words[int(draw(seed, "word", sentence), 16) % len(words)]
                 masked = f"{sentence[: word.start()]}{mask}{sentence[word.end() :]}"

@@ -16,6 +16,7 @@ from remask.tables.reader import (
     read_lines,
     read_records,
     require_columns,
+    stream_records,
     table_kind,
     unchanged,
 )
@@ -23,5 +24,5 @@ from remask.tables.reader import (
 __all__ = [
     "RAGGED_ENDING", "TABLE_KINDS", "Cells", "Fault", "OnBad", "OnNote", "OtherForm", "Record", "TableForm",
     "about_rows", "is_json_lines", "is_saved_dataset", "lacking_columns", "read_cells", "read_lines", "read_records",
-    "require_columns", "table_kind", "unchanged",
+    "require_columns", "stream_records", "table_kind", "unchanged",
 ]  # fmt: skip

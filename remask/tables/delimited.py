@@ -85,7 +85,8 @@ def delimited_records(
     never closed is a fault; else it is text. `on_delimiter` hears of one that was guessed."""
     quoted = kind == "csv" if form.quoted is None else form.quoted
     usual = "," if kind == "csv" else "\t"
-    first = list(itertools.islice(lines, _SAMPLE_LINES))
+    # A stream, whose delimiter is given, must not wait for a sample.
+    first = list(itertools.islice(lines, _SAMPLE_LINES if form.delimiter is None else 0))
     lines = itertools.chain(first, lines)
     delimiter = form.delimiter
     if delimiter is None:

@@ -89,6 +89,14 @@ def read_records(
             yield from _text_records(part.kind, blocks, form, limit, strict, columns, on_delimiter or (lambda _: None))
 
 
+def stream_records(blocks: Iterator[bytes], kind: str, form: TableForm) -> Iterator[Record | Fault]:
+    """Rows of CSV, TSV or JSON lines as they come: nothing is looked at in advance, so the delimiter is the usual one
+    unless the form says."""
+    usual = {"csv": ",", "tsv": "\t"}.get(kind)
+    form = form.model_copy(update={"delimiter": form.delimiter or usual})
+    yield from _text_records(kind, blocks, form, forms.MAX_LINE_BYTES, True, None, lambda _: None)
+
+
 def _text_records(
     kind: str, blocks: Iterator[bytes], form: TableForm, limit: int, strict: bool, columns: Sequence[str] | None,
     on_delimiter: Callable[[str], None],

@@ -109,11 +109,11 @@ def _order(lengths: Array, settings: TaskBatchSettings, seed: int, epoch: int) -
 
 def _pieces(rows: Rows, groups: Array, lengths: Array, pad_id: int, num_tokens: int) -> Iterator[Batch]:
     ordered = groups[np.argsort(lengths[groups], kind="stable")]
-    for part in _split(ordered, lengths * rows.group_size, num_tokens):
+    for part in split_by_tokens(ordered, lengths * rows.group_size, num_tokens):
         yield collate(rows, part, pad_id)
 
 
-def _split(groups: Array, tokens: Array, num_tokens: int) -> Iterator[Array]:
+def split_by_tokens(groups: Array, tokens: Array, num_tokens: int) -> Iterator[Array]:
     """Cut groups that ascend in length so that count x longest stays within `num_tokens` (one group always fits)."""
     start = 0
     for end in range(1, len(groups) + 1):

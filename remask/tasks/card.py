@@ -35,6 +35,7 @@ _OWN = {
     "regress": "A model that rates texts",
     "multilabel": "A model that labels texts", "ner": "A model that finds entities",
     "qa": "A model that answers questions about passages", "choice": "A model that chooses answers",
+    "retrieve": "An embedding model that finds texts",
 }  # fmt: skip
 
 
@@ -61,7 +62,9 @@ def task_card(values: Values, run: Values) -> Json:
         "start": start if values["init_weights"] else f"random weights of the form of {start}",
         "seeds": ", ".join(str(seed) for seed in seeds["seeds"]),
     }
+    confusion = {"labels": values["labels"], "counts": best["confusion"]} if "confusion" in best else None
     return {
+        **({"confusion": confusion} if confusion else {}),
         "title": _OWN.get(values["task"], f"A model for {values['task']}"),
         "description": f"Fine-tuned with remask. The figures are of the dev data{_over(seeds['count'])}.",
         "data": data,

@@ -17,6 +17,7 @@ from remask.errors import ConfigError, DataError
 from remask.schema import Batch, Json
 from remask.tables import Cells, is_saved_dataset
 from remask.tasks import ranking
+from remask.tasks.clue import read_chid
 from remask.tasks.glue import cut_by_group, read_glue_file
 from remask.tasks.kind import (
     Heads,
@@ -27,6 +28,7 @@ from remask.tasks.kind import (
     TaskLoss,
     TaskSource,
     cut_note,
+    divergence,
     log_of,
     most_frequent,
     rounded,
@@ -59,6 +61,8 @@ class Choices(TaskKind[ChoiceQuestion]):
     # ------------------------------------------------------------------------------------------------ reading
 
     def open(self, source: TaskSource) -> Problem[ChoiceQuestion]:
+        if source.task == "clue:chid":
+            return self._open_chid(source)
         if source.task in TASKS and source.task != "race":
             return self._open_rankings(source)
         if source.train is not None and source.dev is None and source.folder is None:
@@ -73,6 +77,16 @@ class Choices(TaskKind[ChoiceQuestion]):
             raise ConfigError(f"task {source.task} needs its files: --data FOLDER, or --train FILE (and --dev FILE)")
         train, dev = (read_choices(paths, source.table) for paths in (train_paths, dev_paths))
         return Problem(source.task, self, (), self.metric, train, dev)
+
+    def _open_chid(self, source: TaskSource) -> Problem[ChoiceQuestion]:
+        train_file, dev_file = source.files()
+        train, notes = read_chid(train_file), []
+        if dev_file is None:
+            train, dev = cut_by_group(train, lambda q: q.question, train_file)
+            notes.append(cut_note(train_file, "by passage"))
+        else:
+            dev = read_chid(dev_file)
+        return Problem(source.task, self, (), self.metric, train, dev, tuple(notes))
 
     def _open_rankings(self, source: TaskSource) -> Problem[ChoiceQuestion]:
         """QNLI's candidates and WSC's phrases, two by two."""
@@ -106,6 +120,8 @@ class Choices(TaskKind[ChoiceQuestion]):
     ) -> Labelled[ChoiceQuestion]:
         if task not in TASKS or task == "race":
             return Labelled(read_choices([path], table))
+        if task == "clue:chid":
+            return Labelled(read_chid(path))
         if task == "wsc":
             questions, unscored = ranking.read_wsc(path, training=False)
         else:
@@ -177,6 +193,10 @@ class Choices(TaskKind[ChoiceQuestion]):
         else:
             total = F.cross_entropy(logits_QC, labels_Q, reduction="sum")
         return {"task": total}, (logits_QC.argmax(-1) == labels_Q).sum()
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        assert batch.labels is not None
+        return divergence(*(logits.view(batch.labels.shape[0], -1) for logits in (one, other))).sum()
 
     # ------------------------------------------------------------------------------------------- rows, answers
 

@@ -18,6 +18,7 @@ from typing import Any
 from remask.errors import DataError, MissingInputError
 from remask.schema import Values
 from remask.tables import RAGGED_ENDING, Cells, TableForm, read_cells, table_kind
+from remask.tasks.clue import clue_rows
 from remask.tasks.settings import TableSettings
 from remask.tasks.tables import Example, Table, check_labels, examples_of
 
@@ -77,7 +78,8 @@ def _cells(spec: Values, path: Path) -> tuple[Iterator[Cells], Counter[str]]:
     """Rows by column name (by number where the file has no header) and the count of ragged lines left out."""
     ragged: Counter[str] = Counter()
     if path.suffix != ".txt" and table_kind(path) != "tsv":
-        return read_cells(path), ragged
+        rows = read_cells(path)
+        return (rows if "row" not in spec else clue_rows(spec["row"], rows)), ragged
     numbered = isinstance(spec["columns"][0]["text"], int)
     form = TableForm(delimiter="\t", header=not numbered, quoted=False)
 

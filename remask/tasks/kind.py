@@ -25,7 +25,7 @@ from remask.tables import Cells, OnBad, OnNote, read_cells
 from remask.tasks.glue import find_file
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows
-from remask.tasks.settings import LossSettings, RowSettings, TableSettings
+from remask.tasks.settings import LossSettings, PromptSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
 from remask.tokenizer import Tokenizer
 
@@ -76,6 +76,7 @@ class TaskSource:
     train: Path | None = None
     dev: Path | None = None
     folder: Path | None = None
+    prompt: PromptSettings = field(default_factory=PromptSettings)  # for kinds that ask by patterns and words
 
     def files(self) -> tuple[Path, Path | None]:
         """The file to train on and the one to score, which may be missing where the first was given."""
@@ -183,6 +184,24 @@ class TaskKind(ABC, Generic[ItemT]):
     def text(self, item: ItemT) -> str:
         """The item for a reader."""
 
+    def with_prompts(self, prompts: dict[str, str]) -> TaskKind[ItemT]:
+        """The kind as a model with these prompts was taught it."""
+        return self
+
+    # ---------------------------------------------------------------------------------------- settings of its own
+
+    def bound(self, tokenizer: Tokenizer, labels: Sequence[str]) -> TaskKind[ItemT]:
+        """The kind for one vocabulary, where it depends on that."""
+        return self
+
+    def stored(self) -> dict[str, Any]:
+        """What task.json must hold for this kind to be the same again."""
+        return {}
+
+    def restored(self, values: Mapping[str, Any]) -> TaskKind[ItemT]:
+        """The kind as `stored` wrote it."""
+        return self
+
     # ------------------------------------------------------------------------------------------------ network
 
     @abstractmethod
@@ -205,6 +224,10 @@ class TaskKind(ABC, Generic[ItemT]):
     def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
         """What the head says: B x C, B x S x C or B."""
 
+    def graph_outputs(self, named: Mapping[str, Array], batch: Batch) -> Array:
+        """What an exported graph says about a batch of arrays, as `logits` would say it."""
+        return named["logits"]
+
     def plan_loss(self, problem: Problem[ItemT], settings: LossSettings, heads: Heads) -> TaskLoss:
         """The loss that the settings ask for; what this kind does not have is refused."""
         if settings.class_weights != "none":
@@ -224,10 +247,9 @@ class TaskKind(ABC, Generic[ItemT]):
     def loss(self, logits: torch.Tensor, batch: Batch, plan: TaskLoss) -> tuple[Sums, torch.Tensor | None]:
         """Sums by part (`task`, …), and how many were right (None: that is no question here)."""
 
-    def losses(self, network: Any, batch: Batch, noise: Any, plan: TaskLoss) -> tuple[Sums, torch.Tensor | None]:
-        """`loss` of what the network says about a batch."""
-        hidden_BSD = network.encode(batch, noise, wanted_M=self.positions(network, batch))
-        return self.loss(self.logits(network, hidden_BSD, batch, noise).float(), batch, plan)
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """How far apart two passes over a batch are, summed over what `counts` counts as `task`."""
+        raise ConfigError(f"loss.consistency: is not for tasks of the kind {self.name}")
 
     # ------------------------------------------------------------------------------------------- rows, answers
 
@@ -305,6 +327,18 @@ def surest_mistakes(probs_NC: Array, truth_N: Array) -> list[int]:
     """Numbers of the wrong choices, the surest first."""
     wrong = np.flatnonzero(probs_NC.argmax(1) != truth_N)
     return [int(i) for i in wrong[np.argsort(-probs_NC.max(1)[wrong], kind="stable")][:NUM_WORST]]
+
+
+def divergence(one: torch.Tensor, other: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
+    """The mean of the Kullback-Leibler divergences both ways between softmaxes over the last axis, of which `hidden`
+    places do not count."""
+    if hidden is not None:
+        one, other = one.masked_fill(hidden, float("-inf")), other.masked_fill(hidden, float("-inf"))
+    log_one, log_other = one.log_softmax(-1), other.log_softmax(-1)
+    logs = log_one - log_other
+    if hidden is not None:
+        logs = logs.masked_fill(hidden, 0.0)
+    return 0.5 * ((log_one.exp() - log_other.exp()) * logs).sum(-1)
 
 
 def softmax(logits_RC: Array) -> Array:

@@ -24,13 +24,16 @@ from remask.tables import unchanged
 from remask.tasks.choices import Choices
 from remask.tasks.glue import find_file
 from remask.tasks.kind import Heads, Problem, TaskKind, TaskSource
+from remask.tasks.prompts import Prompt
 from remask.tasks.race import race_paths
+from remask.tasks.retrieve import Retrieve
 from remask.tasks.settings import DecodeSettings, RowSettings, TableSettings
-from remask.tasks.spans import Spans
+from remask.tasks.spans import CharacterSpans, Spans
 from remask.tasks.specs import TASKS
 from remask.tasks.tags import Tags
 from remask.tasks.texts import Classify, MultiLabel, Regress
 from remask.tasks.write import Reply, Summarise, Translate, Write
+from remask.tokenizer import Tokenizer
 
 TASK_JSON = "task.json"
 KINDS: dict[str, TaskKind] = {
@@ -39,9 +42,12 @@ KINDS: dict[str, TaskKind] = {
         Classify(),
         Regress(),
         MultiLabel(),
+        Prompt(),
         Tags(),
         Spans(),
+        CharacterSpans(),
         Choices(),
+        Retrieve(),
         Write(),
         Translate(),
         Summarise(),
@@ -51,8 +57,8 @@ KINDS: dict[str, TaskKind] = {
 # The user's own files: the name of a task -> its kind.
 OWN_TASKS = {
     "classify": "classify", "regress": "regress", "multilabel": "multilabel", "pair": "classify", "ner": "tags",
-    "qa": "spans", "choice": "choice", "write": "write", "translate": "translate", "summarise": "summarise",
-    "reply": "reply",
+    "qa": "spans", "choice": "choice", "prompt": "prompt", "retrieve": "retrieve",
+    "write": "write", "translate": "translate", "summarise": "summarise", "reply": "reply",
 }  # fmt: skip
 
 
@@ -80,6 +86,11 @@ def open_problem(source: TaskSource, *, max_train: int | None = None, max_dev: i
     """Read a task's files: given ones, or those that a named task has in a folder."""
     with unchanged(_files_of(source)):
         problem = kind_of(source.task).open(source)
+    return complete(problem, max_train, max_dev)
+
+
+def complete(problem: Problem, max_train: int | None, max_dev: int | None) -> Problem:
+    """What was read, with what there is to say about it and no more examples than asked for."""
     problem = replace(problem, notes=(*problem.notes, *_shared_notes(problem)))
     problem = _with_fewer(problem, "train", max_train, "trained on")
     problem = _with_fewer(problem, "dev", max_dev, "scored on")
@@ -173,6 +184,7 @@ class StoredTask:
             "rows": dump(self.rows),
             **({"decode": dump(self.decode)} if self.kind.writes else {}),
             **({"prompts": dict(self.prompts)} if self.prompts else {}),
+            **({"own": own} if (own := self.kind.stored()) else {}),
         }
         return json.dumps(values, indent=1, ensure_ascii=False).encode()
 
@@ -184,15 +196,19 @@ class StoredTask:
             return None
         try:
             known = json.loads(path.read_bytes())
-            kind = KINDS[known["kind"]]
+            kind = KINDS[known["kind"]].restored(known.get("own", {}))
             table = TableSettings.model_validate_json(json.dumps(known["table"]))
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
             labels, metric = tuple(known["labels"]), known.get("metric", kind.metric)
             prompts = checked_prompts(known.get("prompts", {}))
             decode = DecodeSettings.model_validate_json(json.dumps(known.get("decode", {})))
-            return cls(known["task"], kind, labels, metric, table, rows, prompts, decode)
+            return cls(known["task"], kind.with_prompts(prompts), labels, metric, table, rows, prompts, decode)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
+
+    def bound(self, tokenizer: Tokenizer) -> StoredTask:
+        """The task for one vocabulary."""
+        return replace(self, kind=self.kind.bound(tokenizer, self.labels))
 
     @classmethod
     def by_heads(cls, kind: TaskKind, heads: Heads, labels: tuple[str, ...] | None) -> StoredTask:

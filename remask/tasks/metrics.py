@@ -9,7 +9,7 @@ Shapes: N examples, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -176,10 +176,13 @@ def interval(share: float, count: int) -> tuple[float, float]:
     return float(max(0.0, middle - reach)), float(min(1.0, middle + reach))
 
 
-def certainty(name: str, spread: Values, count: int) -> str:
-    """What stands beside a score: the seeds' spread, or one model's interval where the metric is a share."""
+def certainty(name: str, spread: Values, count: int, measured: Mapping[str, Values] | None = None) -> str:
+    """What stands beside a score: the seeds' spread, or one model's interval where the metric is a share or its
+    interval was `measured`."""
     if len(spread["seeds"]) > 1:
         return f"{spread['low']:.4f} to {spread['high']:.4f}"
+    if measured and name in measured:
+        return f"{measured[name]['low']:.4f} to {measured[name]['high']:.4f} (95 %)"
     if name not in SHARES or not count:
         return ""
     low, high = interval(spread["median"], count)

@@ -13,6 +13,7 @@ from pydantic import ValidationError, model_validator
 from remask.config import Config, setting, switch
 from remask.errors import ConfigError
 from remask.tables.form import ColumnName, TableForm
+from remask.tasks.patterns import TEXT2, check_pattern
 
 
 class TableSettings(TableForm):
@@ -27,6 +28,11 @@ class TableSettings(TableForm):
         4, "replies: a source that is a list of turns is read from this many turns before its end", effect="data",
         samples=[1], ge=1,
     )  # fmt: skip
+    query: ColumnName = setting("query", "retrieve: the column with the query")
+    positive: ColumnName = setting("positive", "retrieve: the column with the text that answers it, or a list of them")
+    negative: ColumnName | None = setting(
+        None, "retrieve: the column with a text that looks like an answer and is none, or a list of them"
+    )
     id: ColumnName | None = setting(None, "a column whose values must all differ; null: none is looked at")
     separator: str = setting("|", "between the labels of a multi-label cell, where the file has no lists", min_length=1)
     bad_rows: Literal["error", "drop"] = switch(
@@ -129,6 +135,48 @@ class DecodeChanges(Config):
             raise ConfigError(f"decode: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
 
 
+class PromptSettings(Config):
+    """A text in a sentence with a mask, and the words that mean each label (tasks.prompts)."""
+
+    patterns: tuple[str, ...] = setting(
+        (), "sentences with {text}, for pairs also {text2}, and one <mask>; several are averaged"
+    )
+    words: dict[str, tuple[str, ...]] = setting({}, "for each label the words that mean it in the place of the mask")
+    calibrate: bool = switch(
+        True, "scores of words are taken against those around an empty text, so that frequent words do not win by that",
+        effect="math",
+    )  # fmt: skip
+    search_words: int = setting(
+        0, "words for each label that are looked for in the training data, beside `words`", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for pattern in self.patterns:
+            check_pattern(pattern)
+        if self.words and len(self.words) < 2:
+            raise ValueError(f"words: only one label, {next(iter(self.words))!r}; give words for at least two")
+        owner: dict[str, str] = {}
+        for label, words in self.words.items():
+            if not words or not all(word.strip() for word in words):
+                raise ValueError(f"words: the label {label!r} has an empty word or none")
+            for word in words:
+                if owner.setdefault(word, label) != label:
+                    raise ValueError(f"words: {word!r} is given for {owner[word]!r} and for {label!r}")
+        return self
+
+    @property
+    def takes_pairs(self) -> bool:
+        return any(TEXT2 in pattern for pattern in self.patterns)
+
+    def check_pair(self, text2: str | None) -> None:
+        """Columns and patterns must speak of the same texts."""
+        if self.takes_pairs and text2 is None:
+            raise ConfigError("pattern: has {text2}, but no column is named for it: --text2 COL")
+        if text2 is not None and not all(TEXT2 in pattern for pattern in self.patterns):
+            raise ConfigError(f"--text2 {text2}: a pattern has no {{text2}} where this text would go")
+
+
 class LossSettings(Config):
     """What fine-tuning minimises, where there is a choice."""
 
@@ -143,6 +191,72 @@ class LossSettings(Config):
         "softmax", "several choices: cross entropy over them, or a margin between the right one and each other",
         effect="math",
     )  # fmt: skip
+    consistency: float = switch(
+        0.0, "weight of the difference between two passes with other dropout (R-Drop, arXiv 2106.14448); 0: one pass",
+        effect="math", samples=[1.0], ge=0,
+    )  # fmt: skip
+    adversarial: int = switch(
+        0, "further passes over embeddings that were moved to raise the loss (as in FreeLB, arXiv 1909.11764); 0: none",
+        effect="math", samples=[1, 2], ge=0,
+    )  # fmt: skip
+    adversarial_step: float = switch(
+        0.05, "how far each such pass moves a text's embeddings further, as a share of their norm", effect="math",
+        samples=[0.2], gt=0,
+    )  # fmt: skip
+
+    @property
+    def num_passes(self) -> int:
+        """Forward and backward passes over every batch."""
+        return 1 + self.adversarial + bool(self.consistency)
+
+
+class RetrieveSettings(Config):
+    """Task retrieve: where pairs come from and how they are learned."""
+
+    query_prompt: str = switch(
+        "", "stands before every query, and is stored with the model", effect="data", samples=["query: "]
+    )
+    document_prompt: str = switch(
+        "", "stands before every document, and is stored with the model", effect="data", samples=["text: "]
+    )
+    temperature: float = switch(
+        0.05, "cosines are divided by this; the smaller, the more the nearest negatives count", effect="math",
+        samples=[0.02], gt=0,
+    )  # fmt: skip
+    learned_temperature: bool = switch(False, "the temperature learns, starting from the given one", effect="math")
+    symmetric: bool = switch(False, "documents also choose among the queries of a step", effect="math")
+    widths: tuple[int, ...] = switch(
+        (), "Matryoshka: the first so many numbers of a vector are taught to stand for it, too", effect="math",
+        samples=[[4, 8]],
+    )  # fmt: skip
+    negatives: Literal["given", "words", "model"] = switch(
+        "given", "hard negatives: the file's own, or other documents of the file that are near by words (BM25) or by "
+        "the vectors of a model", effect="data",
+    )  # fmt: skip
+    num_negatives: int = switch(
+        1, "hard negatives that a pair brings into a step, drawn anew each epoch", effect="data", samples=[0, 2], ge=0
+    )
+    pool: int = switch(20, "mined negatives that a pair has to draw from", effect="data", samples=[2], ge=1)
+    below: float = switch(
+        0.95, "mined by a model: only documents whose cosine is below this share of the positive's; those above are "
+        "often answers that nobody marked", effect="data", samples=[0.5], gt=0,
+    )  # fmt: skip
+    miner: str | None = setting(None, "the model that mines; null: the one to start from. The last run's model: fresh")
+    distil: str | None = setting(
+        None, "a cross-encoder (task pair or regress): the margin between positive and negative follows its own"
+    )
+    distil_weight: float = setting(0.05, "how much the margins count beside the choice among documents", ge=0)
+    unsupervised: str | None = setting(None, "text to make pairs from, in place of train_file")
+    pairs: Literal["context", "neighbours", "title", "dropout"] = switch(
+        "context", "unsupervised: a sentence and what stands around it, neighbouring paragraphs, title and paragraph, "
+        "or the same text under two dropouts", effect="data",
+    )  # fmt: skip
+
+    @property
+    def prompts(self) -> dict[str, str]:
+        """By name, as stored with the model; none where both are empty."""
+        both = {"query": self.query_prompt, "document": self.document_prompt}
+        return both if any(both.values()) else {}
 
 
 class TaskBatchSettings(Config):

@@ -9,10 +9,10 @@ whether there is an answer. Not here: files (squad), scores (squad_scores).
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from remask.errors import DataError
 from remask.progress import counted
 from remask.schema import Batch, Json
 from remask.tables import Cells
-from remask.tasks import squad
+from remask.tasks import characters, squad
 from remask.tasks.glue import cut_by_group
 from remask.tasks.kind import (
     Heads,
@@ -31,13 +31,14 @@ from remask.tasks.kind import (
     TaskLoss,
     TaskSource,
     cut_note,
+    divergence,
     rounded,
 )
 from remask.tasks.records import Answer
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings
 from remask.tasks.squad import Question
-from remask.tasks.squad_scores import exact, f1, golds, score_answers
+from remask.tasks.squad_scores import Measure, exact, f1, golds, score_answers
 from remask.tasks.tables import text_of
 from remask.tokenizer import Tokenizer
 
@@ -76,6 +77,7 @@ class Spans(TaskKind[Question]):
 
     name, metric, method = "spans", "f1", "answer"
     own_columns = True
+    measures: ClassVar[dict[str, Measure]] = {"exact": exact, "f1": f1}
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -95,6 +97,8 @@ class Spans(TaskKind[Question]):
             )
         else:
             train, dev = squad.read_squad(train_file, source.table), squad.read_squad(dev_file, source.table)
+        (train, mute), (dev, mute_dev) = squad.with_text(train), squad.with_text(dev)
+        notes += _mute_notes([*mute, *mute_dev])
         dev, skipped = squad.without_articles(dev, source.table.skip_articles)
         notes += _skipped_notes(skipped)
         train, dropped = squad.with_answers_in_place(train)
@@ -112,10 +116,11 @@ class Spans(TaskKind[Question]):
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
     ) -> Labelled[Question]:
-        questions, skipped = squad.without_articles(squad.read_squad(path, table), table.skip_articles)
+        questions, mute = squad.with_text(squad.read_squad(path, table))
+        questions, skipped = squad.without_articles(questions, table.skip_articles)
         if not questions:
             raise DataError(f"{path}: all its articles are among table.skip_articles: {', '.join(skipped)}")
-        return Labelled(questions, _skipped_notes(skipped), {"skipped_articles": skipped})
+        return Labelled(questions, [*_mute_notes(mute), *_skipped_notes(skipped)], {"skipped_articles": skipped})
 
     def has_own_layout(self, path: Path) -> bool:
         """SQuAD's articles."""
@@ -159,6 +164,12 @@ class Spans(TaskKind[Question]):
         logit_B = network.answerable(hidden_BSD, batch.lengths_B, noise)
         return torch.cat([logits_BS2, logit_B[:, None, None].expand(-1, logits_BS2.shape[1], 1)], dim=2)
 
+    def graph_outputs(self, named: Mapping[str, Array], batch: Batch) -> Array:
+        columns = [named["start_logits"], named["end_logits"]]
+        if "answerable_logits" in named:
+            columns.append(np.broadcast_to(named["answerable_logits"][:, None], columns[0].shape))
+        return np.stack(columns, axis=-1)
+
     def plan_loss(self, problem: Problem[Question], settings: LossSettings, heads: Heads) -> TaskLoss:
         super().plan_loss(problem, settings, heads)
         return TaskLoss(answerable=heads.answerable)
@@ -183,6 +194,15 @@ class Spans(TaskKind[Question]):
             has_answer_B = (batch.labels[:, 1] > 0).float()
             sums["answerable"] = F.binary_cross_entropy_with_logits(logits[:, 0, 2], has_answer_B, reduction="sum")
         return sums, (masked.argmax(-1) == labels).sum()
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Of where answers start and end; whether there is one is in the first position of both."""
+        import torch
+
+        columns_S = torch.arange(one.shape[1], device=one.device)
+        outside_B1S = (columns_S[None, :] >= batch.lengths_B[:, None])[:, None]
+        starts_and_ends = (logits[:, :, :2].transpose(1, 2) for logits in (one, other))
+        return divergence(*starts_and_ends, hidden=outside_B1S).sum()
 
     # ------------------------------------------------------------------------------------------- rows, answers
 
@@ -249,13 +269,13 @@ class Spans(TaskKind[Question]):
         can_refuse = any(not q.answers for q in items)
         odds = [span.null_odds for span in spans] if can_refuse else None
         gold = [[text for text, _ in q.answers] for q in items]
-        scores = score_answers(gold, [span.text for span in spans], odds)
+        scores = score_answers(gold, [span.text for span in spans], odds, **self.measures)
         return {"metrics": scores, **self._mistakes(items, spans, can_refuse)}
 
     def example_values(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[Question], labels: tuple[str, ...], metric: str
     ) -> Array:
-        measure = {"f1": f1, "exact": exact}[metric]
+        measure = self.measures[metric]
         can_refuse = any(not q.answers for q in items)
         values = []
         for question, span in zip(items, best_spans(outputs, rows, items), strict=True):
@@ -269,7 +289,7 @@ class Spans(TaskKind[Question]):
         for number, (question, span) in enumerate(zip(items, spans, strict=True)):
             text = "" if can_refuse and span.null_odds > 0 else span.text
             wanted = [gold for gold, _ in question.answers] or [""]
-            if max(f1(text, gold) for gold in wanted) == 0.0:
+            if max(self.measures["f1"](text, gold) for gold in wanted) == 0.0:
                 wrong.append((number, wanted[0] or NO_ANSWER, text or NO_ANSWER, span.score))
         return self.worst(sorted(wrong, key=lambda row: -row[3]), items, "score")
 
@@ -278,9 +298,24 @@ class Spans(TaskKind[Question]):
         can_refuse = any(not q.answers for q in dev)
         gold = [[text for text, _ in q.answers] for q in dev]
         scores = score_answers(
-            gold, ["" if can_refuse else q.context for q in dev], [1.0] * len(dev) if can_refuse else None
-        )
+            gold, ["" if can_refuse else q.context for q in dev], [1.0] * len(dev) if can_refuse else None,
+            **self.measures,
+        )  # fmt: skip
         return {name: scores[name] for name in ("f1", "exact")}
+
+
+class CharacterSpans(Spans):
+    """The same, with answers compared by characters: words have no spaces between them in the answers' language."""
+
+    name = "character_spans"
+    measures: ClassVar[dict[str, Measure]] = {"exact": characters.exact, "f1": characters.f1}
+
+    def fits(self, heads: Heads) -> bool:
+        return False  # a span head does not say how its answers are compared: words, unless task.json knows better
+
+
+def _mute_notes(mute: Sequence[Question]) -> list[str]:
+    return [f"left out, for it asks nothing: {question.place}" for question in mute]
 
 
 def _skipped_notes(skipped: dict[str, int]) -> list[str]:

@@ -6,7 +6,7 @@ labels: the classes in the order of the ids. metric: the one that early stopping
 averages, where they are more. recipe: what differs from the defaults of a fine-tuning run, which are the paper's for
 GLUE (RoBERTa, appendix, table 10); grid: what the paper tried. tests: the leaderboard's files of answers and what they
 answer. starts_from: the paper's entry began with the model of that task. model_of: scored with the model of that task.
-form_of: the same files asked in another way.
+form_of: the same files asked in another way. row: what a line becomes before its columns are read (clue.ROWS).
 """
 
 from __future__ import annotations
@@ -209,4 +209,40 @@ TASKS: dict[str, Json] = {
         "metric": "accuracy",
         "recipe": {"train.epochs": 4.0, "batch.num_rows": 16},
     },
+    "cmrc2018": {
+        "kind": "character_spans",
+        "folder": "cmrc2018",
+        "train": ("cmrc2018_train.json", "train.json", "cmrc2018_trial.json"),
+        "dev": ("cmrc2018_dev.json", "dev.json", "cmrc2018_trial.json"),
+        "labels": (),
+        "metric": "f1",
+        "recipe": {"train.epochs": 2.0, "train.weight_decay": 0.01, "batch.num_rows": 48},
+    },
 }
+
+# FewCLUE (arXiv 2107.07498): five small splits of each task, train_0.json to train_4.json with a dev file each, and all
+# five in one, which is read unless files are given (--train train_0.json --dev dev_0.json). What is scored is
+# test_public.json where it is there.
+_FEW = {
+    "train": ("train_few_all.json",),
+    "dev": ("test_public.json", "dev_few_all.json"),
+    "metric": "accuracy",
+    "recipe": SMALL,
+}
+_TOPICS = (
+    "news_story", "news_culture", "news_entertainment", "news_sports", "news_finance", "news_house", "news_car",
+    "news_edu", "news_tech", "news_military", "news_travel", "news_world", "news_stock", "news_agriculture",
+    "news_game",
+)  # fmt: skip
+_CLUE: dict[str, Json] = {
+    "eprstmt": {"columns": ({"text": "sentence", "label": "label"},), "labels": ("Negative", "Positive")},
+    "tnews": {"columns": ({"text": "sentence", "label": "label_desc"},), "labels": _TOPICS},
+    "ocnli": {"columns": (_PAIR,), "labels": ("entailment", "neutral", "contradiction"), "row": "ocnli"},
+    "bustm": {"columns": (_PAIR,), "labels": ("0", "1")},
+    "csl": {
+        "columns": ({"text": "keyword", "text2": "abst", "label": "label"},), "labels": ("0", "1"), "row": "csl",
+    },
+    "cluewsc": {"columns": ({"text": "text", "label": "label"},), "labels": ("false", "true"), "row": "cluewsc"},
+    "chid": {"kind": "choice", "labels": ()},
+}  # fmt: skip
+TASKS |= {f"clue:{name}": {"kind": "classify", "folder": name, **_FEW, **spec} for name, spec in _CLUE.items()}

@@ -107,7 +107,8 @@ def _of_article(article: Any, path: Path) -> Iterator[Question]:
             here = f"{where}, question {name}"
             answers = [] if qa.get("is_impossible") else _list(qa, "answers", here)
             pairs = tuple((_text(a, "text", here), _offset(a, here)) for a in answers)
-            yield Question(name, _text(qa, "question", here), context, pairs, title, here)
+            question = "" if qa.get("question") == "" else _text(qa, "question", here)
+            yield Question(name, question, context, pairs, title, here)
 
 
 def _list(value: object, key: str, place: str) -> list:
@@ -127,6 +128,11 @@ def _offset(answer: Values, place: str) -> int:
     if not isinstance(start, int) or isinstance(start, bool) or start < 0:
         raise DataError(f"{place}: answer_start = {start!r} is no place in the passage")
     return start
+
+
+def with_text(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:
+    """Questions that ask something, and those left out because nothing stands there: CMRC 2018 has one."""
+    return [q for q in questions if q.question], [q for q in questions if not q.question]
 
 
 def with_answers_in_place(questions: Sequence[Question]) -> tuple[list[Question], list[Question]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
@@ -41,8 +41,15 @@ def golds(answers: Sequence[str]) -> list[str]:
     return [text for text in answers if normalise(text)] or [""]
 
 
+Measure = Callable[[str, str], float]  # (said, gold)
+
+
 def score_answers(
-    gold: Sequence[Sequence[str]], said: Sequence[str], null_odds: Sequence[float] | None = None
+    gold: Sequence[Sequence[str]],
+    said: Sequence[str],
+    null_odds: Sequence[float] | None = None,
+    exact: Measure = exact,
+    f1: Measure = f1,
 ) -> dict[str, Any]:
     """Means over questions. With `null_odds` (2.0) a text counts as empty where its odds are above 0."""
     wanted = [golds(answers) for answers in gold]

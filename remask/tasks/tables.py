@@ -66,22 +66,32 @@ def examples_of(
             needed = [settings.label, *([settings.id] if settings.id else [])] if labelled else []
             require_columns(cells, [*columns, *needed])
         if labelled and settings.id:
-            name = str(cells.values.get(settings.id))
-            if places.setdefault(name, cells.place) != cells.place:
-                raise DataError(f"{cells.place}: the id {name!r} is also at {places[name]}")
+            check_id(cells, settings.id, places)
         try:
             texts = tuple(text_of(cells, column) for column in columns)
             label = _label(cells, settings, kind) if labelled else None
         except BadRow as bad:
-            if settings.bad_rows == "error":
-                hint = "mend it, or leave such rows out with --set table.bad_rows=drop"
-                raise DataError(f"{cells.place}: {bad}; {hint}") from bad
-            dropped[bad.reason] += 1
+            count_or_refuse(bad, cells, settings, dropped)
             continue
         examples.append(Example(texts, label, cells.place))
     if not examples:
         raise DataError(f"{path}: no usable rows" + (f" ({sum(dropped.values())} left out)" if dropped else ""))
     return Table(path, examples, dict(dropped))
+
+
+def check_id(cells: Cells, column: str, places: dict[str, str]) -> None:
+    """No id stands twice; `places` has those so far."""
+    name = str(cells.values.get(column))
+    if places.setdefault(name, cells.place) != cells.place:
+        raise DataError(f"{cells.place}: the id {name!r} is also at {places[name]}")
+
+
+def count_or_refuse(bad: BadRow, cells: Cells, settings: TableSettings, dropped: Counter[str]) -> None:
+    """What `bad_rows` says to do about a row."""
+    if settings.bad_rows == "error":
+        hint = "mend it, or leave such rows out with --set table.bad_rows=drop"
+        raise DataError(f"{cells.place}: {bad}; {hint}") from bad
+    dropped[bad.reason] += 1
 
 
 class BadRow(Exception):

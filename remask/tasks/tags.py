@@ -34,6 +34,7 @@ from remask.tasks.kind import (
     TaskSource,
     by_size,
     cut_note,
+    divergence,
     log_of,
     rounded,
     softmax,
@@ -44,12 +45,13 @@ from remask.tasks.settings import RowSettings, TableSettings
 from remask.tasks.tables import UNSEEN, BadRow, text_of
 from remask.tasks.texts import foreign_labels
 from remask.tokenizer import Tokenizer
+from remask.tokenizer.words import BARE, BARE_MARK, character_class
 
 if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray
-WORD = re.compile(r"\w+|[^\w\s]")  # what a text is cut into: runs of letters and digits, and single other signs
+SIGN = re.compile(r"\w+|[^\w\s]")  # what a text is cut into: runs of letters and digits, and single other signs
 
 
 class Tags(TaskKind[Sentence]):
@@ -137,6 +139,10 @@ class Tags(TaskKind[Sentence]):
         logits_TC, labels_T = logits.flatten(0, 1), batch.labels.flatten()
         total = F.cross_entropy(logits_TC, labels_T, ignore_index=IGNORE, reduction="sum")
         return {"task": total}, (logits_TC.argmax(-1) == labels_T).sum()
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        assert batch.labels is not None
+        return divergence(one, other)[batch.labels != IGNORE].sum()
 
     # ------------------------------------------------------------------------------------------- rows, answers
 
@@ -249,9 +255,26 @@ class Tags(TaskKind[Sentence]):
 
 
 def in_words(text: str, place: str) -> Sentence:
-    """A text cut into its words."""
-    words = list(WORD.finditer(text))
-    return Sentence(tuple(w.group() for w in words), None, place, text, tuple((w.start(), w.end()) for w in words))
+    """A text cut into its words; in scripts without spaces every letter is one, since a tag may begin anywhere."""
+    spans: list[tuple[int, int]] = []
+    for sign in SIGN.finditer(text):
+        start = sign.start()
+        for at in range(sign.start() + 1, sign.end()):
+            if character_class(text[at]) == BARE or (is_spaceless(text[at - 1]) and not is_spaceless(text[at])):
+                spans.append((start, at))
+                start = at
+        spans.append((start, sign.end()))
+    return Sentence(tuple(text[a:b] for a, b in spans), None, place, text, tuple(spans))
+
+
+def is_spaceless(character: str) -> bool:
+    """Whether it is of a script whose words stand beside each other without spaces."""
+    return character_class(character) in (BARE, BARE_MARK)
+
+
+def joined(words: Sequence[str]) -> str:
+    """Words as a text has them: spaces between them, but for scripts that have none."""
+    return "".join(_form(words, place) for place in range(len(words)))
 
 
 def _entities(item: Sentence, words: Sequence[tuple[str, float]]) -> Iterator[Entity]:
@@ -259,18 +282,20 @@ def _entities(item: Sentence, words: Sequence[tuple[str, float]]) -> Iterator[En
     for kind, first, last in entities([tag for tag, _ in words]):
         score = min(likely for _, likely in words[first : last + 1])
         if item.text is None:
-            yield Entity(kind, " ".join(item.words[first : last + 1]), first, last + 1, score)
+            yield Entity(kind, joined(item.words[first : last + 1]), first, last + 1, score)
         else:
             start, end = item.spans[first][0], item.spans[last][1]
             yield Entity(kind, item.text[start:end], start, end, score)
 
 
 def _in_words(differing: Sequence[tuple[str, int, int]], sentence: Sentence) -> str:
-    return "; ".join(f"{kind} {' '.join(sentence.words[a : b + 1])}" for kind, a, b in differing) or "(none)"
+    return "; ".join(f"{kind} {joined(sentence.words[a : b + 1])}" for kind, a, b in differing) or "(none)"
 
 
 def _form(words: Sequence[str], place: int) -> str:
-    return words[place] if place == 0 else f" {words[place]}"
+    if place == 0 or is_spaceless(words[place][:1]) or is_spaceless(words[place - 1][-1:]):
+        return words[place]
+    return f" {words[place]}"
 
 
 def _pack(sizes: Sequence[int], room: int) -> Iterator[tuple[int, int]]:

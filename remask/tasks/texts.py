@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from remask.tasks.kind import (
     TaskSource,
     by_size,
     cut_note,
+    divergence,
     log_of,
     most_frequent,
     rounded,
@@ -66,6 +67,7 @@ class TextKind(TaskKind[Example]):
     """What classes, numbers and several labels have in common: one or two texts, one output for them."""
 
     method = "classify"
+    form: ClassVar[str]  # how labels are written in a table: classify, regress, multilabel
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -76,13 +78,13 @@ class TextKind(TaskKind[Example]):
             return self._open_named(source)
         if source.train is None:
             raise ConfigError(f"task {source.task} needs a file to train on: --train FILE")
-        train = read_table(source.train, self.name, source.table)
+        train = read_table(source.train, self.form, source.table)
         notes = []
         if source.dev is None:
             train, dev = cut_by_hash(train)
             notes.append(cut_note(source.train, "by hash"))
         else:
-            dev = read_table(source.dev, self.name, source.table)
+            dev = read_table(source.dev, self.form, source.table)
         labels = self._label_names(train)
         self._check_labels(dev, labels, SET_ASIDE if source.dev is None else UNSEEN)
         problem = self._problem(source.task, labels, self.metric, train, dev, notes)
@@ -121,10 +123,10 @@ class TextKind(TaskKind[Example]):
         return problem
 
     def _label_names(self, table: Table) -> tuple[str, ...]:
-        return label_names(table, self.name)
+        return label_names(table, self.form)
 
     def _check_labels(self, table: Table, labels: Sequence[str], whose: str) -> None:
-        check_labels(table, labels, self.name, whose)
+        check_labels(table, labels, self.form, whose)
 
     def read_labelled(
         self, path: Path, task: str | None, labels: tuple[str, ...], table: TableSettings
@@ -132,7 +134,7 @@ class TextKind(TaskKind[Example]):
         if task is not None and task in TASKS:
             examples = read_glue_file(task, TASKS[task], path)
         else:
-            examples = read_table(path, self.name, table)
+            examples = read_table(path, self.form, table)
         self._check_labels(examples, labels, foreign_labels(labels))
         return Labelled(examples.examples, examples.notes, {"dropped": dict(examples.dropped)})
 
@@ -214,7 +216,7 @@ def weighted(losses_B: torch.Tensor, batch: Batch) -> torch.Tensor:
 class Classify(TextKind):
     """One class of several."""
 
-    name, metric = "classify", "accuracy"
+    name, metric, form = "classify", "accuracy", "classify"
 
     def _notes(self, train: Sequence[Example]) -> list[str]:
         first_label: dict[tuple[str, ...], Any] = {}
@@ -260,6 +262,9 @@ class Classify(TextKind):
             return {"task": F.cross_entropy(logits, batch.labels, weights, reduction="sum")}, right_B.sum()
         losses_B = F.cross_entropy(logits, batch.labels, weights, reduction="none")
         return {"task": weighted(losses_B, batch)}, weighted(right_B, batch)
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        return weighted(divergence(one, other), batch)
 
     def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
         index = {name: i for i, name in enumerate(labels)}
@@ -320,7 +325,7 @@ class Classify(TextKind):
 class Regress(TextKind):
     """A number. It learns in standard units (tune.units); everything here is in the file's own."""
 
-    name, metric = "regress", "spearman"
+    name, metric, form = "regress", "spearman", "regress"
 
     def _label_names(self, table: Table) -> tuple[str, ...]:
         return ()
@@ -348,6 +353,10 @@ class Regress(TextKind):
         if batch.weights_B is None:
             return {"task": F.mse_loss(logits[:, 0], batch.labels, reduction="sum")}, None
         return {"task": weighted(F.mse_loss(logits[:, 0], batch.labels, reduction="none"), batch)}, None
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Squared."""
+        return weighted((one[:, 0] - other[:, 0]).square(), batch)
 
     def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
         return [np.float32(e.label) for e in items]
@@ -379,7 +388,7 @@ class Regress(TextKind):
 class MultiLabel(TextKind):
     """Any number of labels: each is said where its probability is at least one half."""
 
-    name, metric = "multilabel", "f1"
+    name, metric, form = "multilabel", "f1", "multilabel"
 
     def head(self, problem: Problem[Example]) -> dict[str, int | bool]:
         return {"num_classes": len(problem.labels), "multilabel": True}
@@ -403,6 +412,10 @@ class MultiLabel(TextKind):
             return {"task": F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")}, right_BC.sum()
         losses_B = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="none").sum(1)
         return {"task": weighted(losses_B, batch)}, weighted(right_BC.sum(1), batch)
+
+    def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Of every label's own yes or no."""
+        return weighted(0.5 * ((one.sigmoid() - other.sigmoid()) * (one - other)).sum(1), batch)
 
     def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
         index = {name: i for i, name in enumerate(labels)}

@@ -69,7 +69,7 @@ def build_documents(
     out = out.absolute()
     work = out.with_name(f".{out.name}.work")
     with lock(work):
-        files = [_files_of(source, work) for source in settings.sources]
+        files = [source_files(source, work) for source in settings.sources]
         _check_sources(settings, files)
         config = {**text_config(settings), "seed": seed}
         inputs = {s.name: _fingerprint(own) for s, own in zip(settings.sources, files, strict=True)}
@@ -84,7 +84,8 @@ def build_documents(
             progress.say("going on from where an earlier run stopped")
         if engine == "local" and sum(file.size for own in files for file in own) < SMALL_BYTES:
             workers = 1  # done sooner than processes start
-        layouts = [_layout(*pair, settings, progress) for pair in zip(settings.sources, files, strict=True)]
+        default = settings.reading.layout
+        layouts = [guessed_layout(*pair, progress, default) for pair in zip(settings.sources, files, strict=True)]
         files = _unpack_few(settings, files, work, workers, engine)
         facts, parts = _read(settings, files, layouts, work, seed, workers, engine, progress)
         warn_of_files(facts, progress)
@@ -109,7 +110,8 @@ def build_documents(
 # --------------------------------------------------------------------------------------------------- inputs
 
 
-def _files_of(source: SourceSettings, work: Path) -> list[InputFile]:
+def source_files(source: SourceSettings, work: Path) -> list[InputFile]:
+    """All files of a source; streams are copied into `work` first."""
     modules: list[InputFile] = []
     for file in find_files(source, work / "spool"):
         if file.kind == "pydocs":
@@ -151,7 +153,7 @@ def changed_sources(settings: TextSettings, inputs: Mapping[str, str]) -> list[s
     for source in settings.sources:
         if source.name in inputs and not any(map(is_stream, source.paths)):
             with contextlib.suppress(MissingInputError, DataError, OSError):
-                if _fingerprint(_files_of(source, Path(os.devnull))) != inputs[source.name]:
+                if _fingerprint(source_files(source, Path(os.devnull))) != inputs[source.name]:
                     changed.append(source.name)
     return changed
 
@@ -168,8 +170,11 @@ def _reopened(out: Path, config: Json, inputs: dict[str, str], progress: Progres
     return artifact
 
 
-def _layout(source: SourceSettings, files: list[InputFile], settings: TextSettings, progress: Progress) -> Layout:
-    layout = source.layout or settings.reading.layout
+def guessed_layout(
+    source: SourceSettings, files: list[InputFile], progress: Progress, default: Layout = "guess"
+) -> Layout:
+    """How the plain text of a source divides into documents: as said, or by the look of it, and then that is told."""
+    layout = source.layout or default
     texts = [file for file in files if file.kind == "text"]
     if layout == "guess" and texts:
         layout = guess_layout(texts, source.max_expansion)

@@ -13,6 +13,7 @@ import unicodedata
 import zlib
 from typing import Any
 
+from remask.errors import UnavailableError, install_command
 from remask.text.plain import is_wrapped
 from remask.text.settings import CleanSettings, LanguageSettings
 from remask.text.shingles import share_of_symbols
@@ -58,6 +59,8 @@ def normalise(text: str, settings: CleanSettings) -> str:
         text = _CONTROLS.sub("", text)
     if settings.unicode != "none" and not text.isascii() and not unicodedata.is_normalized(settings.unicode, text):
         text = unicodedata.normalize(settings.unicode, text)
+    if settings.chinese != "keep" and not text.isascii():
+        text = _folding(settings.chinese).convert(text)
     if settings.wrapped_lines == "join" and is_wrapped(text):
         text = join_lines(text)
     if settings.whitespace != "keep":
@@ -65,6 +68,24 @@ def normalise(text: str, settings: CleanSettings) -> str:
     if settings.whitespace == "collapse":
         text = _EMPTY_LINES.sub("\n", _SPACES.sub(" ", text))
     return text.strip() if settings.whitespace != "keep" else text.strip("\n")
+
+
+def check_folding(settings: CleanSettings) -> None:
+    """A missing OpenCC is better known before text is read."""
+    if settings.chinese != "keep":
+        _folding(settings.chinese)
+
+
+@functools.cache
+def _folding(script: str) -> Any:
+    """OpenCC's converter between the scripts, character by character and by phrases (頭髮 -> 头发)."""
+    try:
+        from opencc import OpenCC
+    except ImportError:
+        raise UnavailableError(
+            f"text.cleaning.chinese = {script}: needs the zh extra: {install_command('zh')}"
+        ) from None
+    return OpenCC({"simplified": "t2s", "traditional": "s2t"}[script])
 
 
 def join_lines(text: str) -> str:

@@ -89,6 +89,11 @@ class CleanSettings(Config):
     """Normalisation, and the filters that look at one document alone."""
 
     unicode: Literal["none", "NFC", "NFKC"] = switch("NFC", "Unicode normalisation form.", effect="data")
+    chinese: Literal["keep", "simplified", "traditional"] = switch(
+        "keep",
+        "Chinese characters as they come, or folded to one script by OpenCC (extra zh); Japanese text changes too.",
+        effect="data",
+    )
     controls: Literal["remove", "keep"] = switch(
         "remove", "Control characters other than tab and newline, and byte order marks inside the text.", effect="data"
     )

@@ -153,6 +153,11 @@ class Tokenizer:
     def token_lengths(self) -> np.ndarray:
         return np.array([len(data) for data in self.token_bytes], np.int64)
 
+    @cached_property
+    def token_characters(self) -> np.ndarray:
+        """Characters that begin in each token: one that is spread over several counts in the first of them."""
+        return np.array([sum(byte & 0xC0 != 0x80 for byte in data) for data in self.token_bytes], np.int64)
+
     # ------------------------------------------------------------------------------------------------ files
 
     @property

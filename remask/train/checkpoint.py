@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from remask.artifacts import Artifact, newest, open_artifact, publish
@@ -79,14 +78,6 @@ def tensor_file(path: Path, facts: Mapping[str, tuple[str, tuple[int, ...]]]) ->
 def _raw(tensor: Tensor) -> Any:
     """The tensor's bytes, without a copy where it lies in order on the CPU."""
     return tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().data
-
-
-def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (SafetensorError, OSError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -81,6 +81,12 @@ class World:
         if bucket:
             _add(bucket)
 
+    def add(self, tensor: Tensor) -> None:
+        """Sum a tensor over the ranks, in place."""
+        if self.size > 1:
+            with peers():
+                dist.all_reduce(tensor)
+
     def barrier(self) -> None:
         if self.size > 1:
             with peers():

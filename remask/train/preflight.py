@@ -148,7 +148,10 @@ def lines(checks: Facts, settings: TrainSettings) -> list[str]:
     return shown
 
 
-def warnings(checks: Facts, settings: TrainSettings) -> list[str]:
+def _rate_warnings(checks: Facts, settings: TrainSettings) -> list[str]:
+    """Rates that a whole network does not bear; heads that learn alone do."""
+    if settings.trainable_top_layers == 0:
+        return []
     warned = []
     small_batch = checks.tokens_per_step < PAPER_RATES[0][0]
     if checks.post_norm and small_batch and settings.learning_rate >= PLATEAU_RATE and checks.hidden_size >= 384:
@@ -171,6 +174,11 @@ def warnings(checks: Facts, settings: TrainSettings) -> list[str]:
             f"for this batch ({rule:.1e}), far above what smaller networks bear: it will likely diverge or stay at "
             f"word frequencies; far below {_round_down(bearable):g} is safer"
         )
+    return warned
+
+
+def warnings(checks: Facts, settings: TrainSettings) -> list[str]:
+    warned = _rate_warnings(checks, settings)
     if checks.post_norm and settings.warmup == 0:
         warned.append("norm: post without a warmup is known to diverge; train.warmup=0.06 is a good start")
     if checks.num_steps is not None:

@@ -9,7 +9,7 @@ is (device, number format, whole or divided, averaged) stays in here. Not here: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from remask import signals
 from remask.artifacts import Artifact, output_errors
 from remask.errors import ConfigError, Stopped
 from remask.precision import Precision, choose_device, choose_precision, products_per_second
-from remask.schema import Batch, Loss
+from remask.schema import Batch, JointObjective, Loss
 from remask.train import checkpoint, slices
 from remask.train.distributed import World, peers
 from remask.train.guard import StepGuard
@@ -66,6 +66,7 @@ class Session:
         self.precision = Precision("fp32", self.device)  # until settle_precision
         self._narrow = NarrowWeights(self.model) if job.settings.weights == "bf16-master" else None
         self.optimizer = Optimizer(self.model, job.settings, self.shards)
+        self._after_update = _listeners(self.model)
         self._average = Average(self.model, job.settings.ema_decay) if job.settings.ema_decay else None
         self.guard = StepGuard(job.settings.spike_sigmas)
         self.step = 0
@@ -112,7 +113,7 @@ class Session:
 
     def accumulate(self, batch: Batch, counts: Mapping[str, float]) -> Loss:
         """One micro-batch forward and backward; its gradients add to those that are there."""
-        on_device = batch.map(lambda array: torch.as_tensor(array).to(self.device, non_blocking=True))
+        on_device = self.on_device(batch)
         with self.precision.autocast():
             scaled, loss = self.apply(partial(self._scaled_loss, on_device, counts))
         if isinstance(scaled, Tensor) and scaled.requires_grad:
@@ -120,11 +121,31 @@ class Session:
                 scaled.backward()
         return loss
 
+    def on_device(self, batch: Batch) -> Batch:
+        return batch.map(lambda array: torch.as_tensor(array).to(self.device, non_blocking=True))
+
     def _scaled_loss(self, batch: Batch, counts: Mapping[str, float], model: Any) -> tuple[Any, Loss]:
-        """What the gradients are of: every part over its global count, by weight; and the loss itself."""
-        weights, scale = self.objective.weights, self.precision.scale
+        """What the gradients are of, and the loss itself."""
         loss = self.objective(model, batch, self.step + 1)
-        return sum(part.sum * (weights[n] * scale / max(1.0, counts[n])) for n, part in loss.parts.items()), loss
+        return self.scaled(loss, counts), loss
+
+    def scaled(self, loss: Loss, counts: Mapping[str, float]) -> Any:
+        """Every part over its global count, by weight."""
+        weights, scale = self.objective.weights, self.precision.scale
+        return sum(part.sum * (weights[n] * scale / max(1.0, counts[n])) for n, part in loss.parts.items())
+
+    def joint_outputs(self, batch: Batch) -> Tensor:
+        """What a joint objective compares of a batch's rows."""
+        assert isinstance(self.objective, JointObjective)
+        with self.precision.autocast():
+            return self.objective.outputs(self.model, batch, self.step + 1).float()
+
+    def compare(self, outputs_ND: Tensor, ids_N: Tensor, counts: Mapping[str, float]) -> Loss:
+        """The loss of a step's outputs, this rank's share of it, and its gradients down to the outputs."""
+        assert isinstance(self.objective, JointObjective)
+        loss = self.objective.compare(self.model, outputs_ND, ids_N, self.world.rank, self.world.size)
+        self.scaled(loss, counts).backward()
+        return loss
 
     def narrowed(self) -> AbstractContextManager[None]:
         """For the passes of a step: weights in the format that the settings ask for."""
@@ -191,6 +212,8 @@ class Session:
             torch._foreach_mul_(self.optimizer.gradients, clip / (step.grad_norm + 1e-6))
         self.learning_rate = self.settings.learning_rate * lr_fraction(self.settings, self.step + 1, num_steps)
         self.optimizer.step(self.learning_rate)
+        for after_update in self._after_update:
+            after_update(self.step + 1, num_steps)
         if self._average is not None:
             self._average.update(self.model, self.step + 1)
 
@@ -269,15 +292,66 @@ def forward_backward(session: Session, micro_batches: Sequence[Batch]) -> Step |
     totals: dict[str, list[Any]] = {name: [0.0, 0.0] for name in counts}
     session.seed_torch()
     session.optimizer.zero_grad()
+    passes = _jointly if isinstance(session.objective, JointObjective) else _one_by_one
     with session.narrowed():
-        for batch in micro_batches:
-            if session.must_stop():
-                break
-            _add(totals, session.accumulate(batch, counts))
+        for loss in passes(session, micro_batches, counts):
+            _add(totals, loss)
     if session.world.any(signals.requested()):
         session.optimizer.zero_grad()
         return None
     return session.finish_passes(totals, counts)
+
+
+def _one_by_one(session: Session, micro_batches: Sequence[Batch], counts: Mapping[str, float]) -> Iterator[Loss]:
+    """The losses of rows that do not know of one another: gradients of micro-batches add up."""
+    for batch in micro_batches:
+        if session.must_stop():
+            return
+        yield session.accumulate(batch, counts)
+
+
+def _jointly(session: Session, micro_batches: Sequence[Batch], counts: Mapping[str, float]) -> Iterator[Loss]:
+    """The loss of rows that are compared with one another (schema.JointObjective), by gradient caching: two forward
+    passes with the memory of one micro-batch, and the gradients of one big batch. Dropout is a function of (seed,
+    step, example), so both passes see the same. What fits at once needs one pass."""
+    assert not session.is_divided, "fine-tuning has the whole model on every rank"
+    world, batches = session.world, [session.on_device(batch) for batch in micro_batches]
+    at_once = len(batches) == 1 and world.size == 1
+    own: list[Tensor] = []
+    for batch in batches:
+        if world.size == 1 and session.must_stop():  # other ranks wait for these outputs
+            return
+        with nullcontext() if at_once else torch.no_grad():
+            own.append(session.joint_outputs(batch))
+    ids_N = torch.tensor(world.all_of([int(i) for batch in batches for i in _ids(batch)]))
+    if at_once:
+        yield session.compare(own[0], ids_N, counts)
+        return
+    outputs_ND, start = _of_all_ranks(world, own, session.device)
+    yield session.compare(outputs_ND.requires_grad_(), ids_N, counts)
+    assert outputs_ND.grad is not None
+    world.add(outputs_ND.grad)
+    for batch in batches:
+        if world.size == 1 and session.must_stop():
+            return
+        end = start + batch.num_rows
+        session.joint_outputs(batch).backward(outputs_ND.grad[start:end])
+        start = end
+
+
+def _ids(batch: Batch) -> Any:
+    assert batch.example_ids_B is not None
+    return batch.example_ids_B
+
+
+def _of_all_ranks(world: World, own: Sequence[Tensor], device: torch.device) -> tuple[Tensor, int]:
+    """The outputs of all rows in the order of the ranks, and where those of this one start."""
+    sizes = world.all_of([sum(map(len, own))])
+    width = max(world.all_of([own[0].shape[1] if own else 0]))  # a rank may have no rows
+    outputs_ND, start = torch.zeros((sum(sizes), width), device=device), sum(sizes[: world.rank])
+    outputs_ND[start : start + sizes[world.rank]] = torch.cat([outputs_ND[:0], *own])
+    world.add(outputs_ND)
+    return outputs_ND, start
 
 
 def _add(totals: dict[str, list[Any]], loss: Loss) -> None:
@@ -292,6 +366,12 @@ def _detached(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.detach().float() if value.device.type == "mps" else value.detach().double()
+
+
+def _listeners(model: nn.Module) -> list[Callable[[int, int], None]]:
+    """Parts that change themselves as they learn (AdaLoRA), called with the step and the number of steps."""
+    parts: list[Any] = [part for part in model.modules() if hasattr(part, "after_update")]
+    return [part.after_update for part in parts]
 
 
 def _check_divisible(settings: TrainSettings) -> None:

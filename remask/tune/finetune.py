@@ -14,7 +14,7 @@ from pathlib import Path
 from remask.progress import Progress
 from remask.schema import Json, Values
 from remask.tasks import metrics
-from remask.tune import several, single, sweep
+from remask.tune import curve, several, single, sweep, unlabelled
 from remask.tune.seed import Report
 from remask.tune.settings import FinetuneRun
 
@@ -25,6 +25,10 @@ def finetune(
     """All seeds, then the best one's model and results.json. `report` hears every score of the first seed."""
     if run.grid.given():
         return sweep.tune_grid(finetune, run, out, progress=progress, allow_change=allow_change)
+    if run.curve.labels:
+        return curve.tune_curve(finetune, run, out, progress=progress, allow_change=allow_change)
+    if run.unlabelled.file is not None:
+        return unlabelled.tune_unlabelled(finetune, run, out, progress=progress, allow_change=tuple(allow_change))
     tune = several.tune_several if run.tasks else single.tune_single
     return tune(run, out, progress=progress, allow_change=allow_change, report=report)
 
@@ -39,6 +43,8 @@ def check(run: FinetuneRun, progress: Progress) -> None:
 
 def render(values: Values) -> str:
     """The result for a person: the table of the best seed, the metrics with their spread, what to know."""
+    if "curve" in values:
+        return curve.render(values)
     lines = []
     if "grid" in values:
         lines += [sweep.render(values), ""]
@@ -62,7 +68,7 @@ def score_lines(values: Values, tables: Values, origin: str) -> list[str]:
     for name in metrics.shown_names(values["spread"], values["metric"]):
         spread = values["spread"][name]
         mark = "*" if name == values["metric"] else " "
-        beside = metrics.certainty(name, spread, count)
+        beside = metrics.certainty(name, spread, count, tables.get("intervals"))
         least = f"  {baseline[name]:.4f}" if name in baseline else ""
         lines.append(f"{mark} {name:24} {spread['median']:8.4f}  {beside:25}{least}".rstrip())
     if "ensemble" in values:

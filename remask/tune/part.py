@@ -18,8 +18,10 @@ from remask import artifacts
 from remask.config import dump, fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
-from remask.tasks.kind import Problem, TaskSource
-from remask.tasks.kinds import TASK_JSON, StoredTask, open_problem
+from remask.tasks.kind import Problem
+from remask.tasks.kinds import TASK_JSON, StoredTask, kind_of
+from remask.tasks.retrieve import Retrieve
+from remask.tune.examples import opened
 from remask.tune.settings import FinetuneRun, TaskFiles
 from remask.tune.units import Units
 
@@ -28,10 +30,14 @@ if TYPE_CHECKING:
     from remask.model.network import Network
     from remask.model.settings import HeadSettings, ModelSettings, WriterSettings
     from remask.model.store import Loaded
-    from remask.task_objectives import TaskObjective
+    from remask.schema import BatchSource
+    from remask.task_objectives import PairObjective, TaskObjective
     from remask.tasks.rows import Rows
-    from remask.tasks.settings import LossSettings
+    from remask.tasks.settings import LossSettings, TaskBatchSettings
     from remask.tokenizer import Tokenizer
+
+
+BESIDE = ("bottleneck", "prefix")  # what `learn` puts beside the encoder for good: nothing can absorb it
 
 
 @dataclass(frozen=True)
@@ -69,11 +75,17 @@ class Part:
     def texts_cut(self) -> int:
         return self.train_rows.num_cut + self.dev_rows.num_cut
 
-    def objective(self, seed: int, network: Network, loss: LossSettings) -> TaskObjective:
+    def objective(self, seed: int, network: Network, loss: LossSettings) -> TaskObjective | PairObjective:
         from remask.task_objectives import TaskObjective
 
-        kind = self.problem.kind
-        return TaskObjective(kind, seed, kind.plan_loss(self.problem, loss, network.head_settings))
+        kind, settings = self.problem.kind, network.settings
+        if loss.consistency and not (settings.dropout or settings.attention_dropout or settings.head_dropout):
+            raise ConfigError(
+                f"loss.consistency = {loss.consistency:g}: compares two dropouts, and this model has none; set dropout"
+            )
+        ration = network.encoder.ration
+        weight = 0.0 if ration is None else ration.settings.orthogonality
+        return TaskObjective(kind, seed, kind.plan_loss(self.problem, loss, network.head_settings), loss, weight)
 
     def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
         """Metrics on the dev rows, the tables behind them, and the value that chooses between models."""
@@ -90,6 +102,16 @@ class Part:
         runner = Runner(network, self.pad_id, has_segments=has_segments)
         outputs = runner.outputs(self.dev_rows, self.problem.kind, check, self.stored.drafting)
         return outputs if self.units is None else self.units.outside(outputs)
+
+    def batches(self, settings: TaskBatchSettings, seed: int, rank: int, world_size: int) -> BatchSource:
+        """What a seed trains on."""
+        from remask.tasks.batches import TaskBatches
+
+        return TaskBatches(self.train_rows, self.pad_id, settings, seed=seed, rank=rank, world_size=world_size)
+
+    def finished(self, network: Network) -> Network:
+        """Without what only training needs."""
+        return network
 
     @property
     def stored(self) -> StoredTask:
@@ -117,12 +139,17 @@ def open_start(run: FinetuneRun) -> Start:
 
 def open_part(run: FinetuneRun, files: TaskFiles, start: Start, progress: Progress, name: str = "") -> Part:
     """Read and encode a task. `files`: the run itself, or one of its several tasks, which is called `name`."""
-    source = TaskSource(
-        files.task, files.table, files.path(files.train_file), files.path(files.dev_file), files.path(files.data)
-    )
-    problem = open_problem(source, max_train=files.max_train, max_dev=files.max_dev)
-    problem = replace(problem, notes=(*problem.notes, *_model_notes(run, start, problem)))
-    frame = start.reader.frame(files.rows)
+    if isinstance(kind_of(files.task), Retrieve):
+        from remask.tune.retrieval import open_pairs
+
+        return open_pairs(run, start, progress)
+    problem = opened(files)
+    if problem.kind.name == "prompt":
+        from remask.tune.prompt import ready_problem
+
+        problem = ready_problem(problem, start.reader, files.rows, init_weights=run.init_weights)
+    problem = replace(problem, notes=(*problem.notes, *model_notes(run, start, problem)))
+    frame = start.reader.frame(files.rows, model_settings(run, start.loaded.settings).max_length)
     train, dev = (
         problem.kind.encode(items, problem.labels, start.tokenizer, frame, files.rows)
         for items in (problem.train, problem.dev)
@@ -149,7 +176,8 @@ def head_settings(run: FinetuneRun, start: Start, problem: Problem) -> HeadSetti
 
     had = start.loaded.heads
     pooling = had.pooling if run.pooling == "model" else run.pooling
-    if run.pooling == "model" and had.masked_lm and not (had.sentence or had.num_classes or had.choice):
+    embeds = problem.kind.method == "embed"  # a vector of its own, as the model was made to give
+    if run.pooling == "model" and not embeds and had.masked_lm and not (had.sentence or had.num_classes or had.choice):
         pooling = "first"  # the mean of a masked LM is for embeddings; a head is put where the papers put it
     values: dict[str, Any] = {**problem.kind.head(problem), "pooling": pooling}
     if problem.kind.writes:
@@ -170,15 +198,15 @@ def writer_settings(run: FinetuneRun, start: Start) -> WriterSettings:
     return WriterSettings.model_validate({**dump(run.decoder), **vocabulary})
 
 
-def _model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
-    """What to know about what learns: LoRA without a folder for peft, more top layers than there are."""
-    from remask.model.interop_config import no_class
+def model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
+    """What to know about what learns: without a folder for peft, more top layers than there are."""
+    from remask.model.peft_files import no_peft
 
     settings = start.loaded.settings
     notes = []
-    if run.learn == "lora" and (reasons := no_class(settings, head_settings(run, start, problem))):
-        why = f"transformers has no class for this network ({', '.join(reasons)})"
-        notes.append(f"the model will have no adapter folder for peft: {why}")
+    if run.updates is not None or run.learn in BESIDE:
+        reasons = no_peft(model_settings(run, settings), head_settings(run, start, problem))
+        notes += [f"the model will have no adapter folder for peft: {reason}" for reason in reasons]
     return notes
 
 
@@ -197,7 +225,8 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     if part.problem.kind.writes:
         return writing_network(network, heads, settings, seed)
     if (loaded.labels or ()) != part.problem.labels or other_task:
-        network = with_heads(network, HeadSettings(pooling=loaded.heads.pooling), seed)  # another task's head goes
+        kept = HeadSettings(pooling=loaded.heads.pooling, masked_lm=heads.masked_lm and loaded.heads.masked_lm)
+        network = with_heads(network, kept, seed)  # another task's head goes
     keeps_numbers = part.units is not None and network.heads.classifier is not None
     network = with_heads(network, heads, seed, settings)
     if part.units is not None and keeps_numbers:
@@ -217,20 +246,44 @@ def writing_network(network: Network, heads: HeadSettings, settings: ModelSettin
 
 
 def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
-    """The model's own, with the run's dropout: a pretraining that reads nothing twice needs none, a small task does."""
-    if run.dropout is None:
-        return settings
-    names = ("dropout", "attention_dropout", "head_dropout")
-    return settings.model_copy(update=dict.fromkeys(names, run.dropout))
+    """The model's own, with the run's dropout (a pretraining that reads nothing twice needs none, a small task does)
+    and what `learn` puts beside the encoder."""
+    changes: dict[str, Any] = {}
+    if run.dropout is not None:
+        changes = dict.fromkeys(("dropout", "attention_dropout", "head_dropout"), run.dropout)
+    if run.learn == "bottleneck":
+        changes["bottleneck_size"] = run.bottleneck.size
+    if run.learn == "prefix":
+        changes |= _prefix_settings(run.prefix.length, settings)
+    if run.learn in BESIDE and (settings.bottleneck_size or settings.prefix_length):
+        raise ConfigError(f"learn: {run.learn}: {run.init} already has a bottleneck or a prefix; learn: all goes on")
+    return settings.model_copy(update=changes)
+
+
+def _prefix_settings(length: int, settings: ModelSettings) -> dict[str, Any]:
+    """The prefix takes the first positions, as in transformers and peft; the position table stays as it is."""
+    if settings.attention_kind != "full":
+        kind = settings.attention_kind
+        raise ConfigError(f"learn: prefix: needs a model whose tokens see everything; this one has {kind} attention")
+    if length + 8 > settings.max_length:
+        raise ConfigError(
+            f"prefix.length = {length}: the model has {settings.max_length} positions, of which texts need some"
+        )
+    return {
+        "prefix_length": length,
+        "max_length": settings.max_length - length,
+        "position_offset": settings.position_offset + length,
+    }
 
 
 def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) -> None:
     """What `learn` says, in place; the top layers are the loop's own setting. Of the embeddings only the rows that the
-    tasks' training texts use learn (an averaged model, which is all rows, has them all)."""
+    tasks' training texts use learn (an averaged model, which is all rows, has them all; so has a masked-LM head, whose
+    output is the table)."""
     parts = list(parts)
-    if any(part.problem.kind.writes for part in parts) and run.learn == "all":
-        return  # its output is the whole table
-    if run.learn == "all" and run.train.ema_decay == 0.0:
+    whole = run.train.ema_decay > 0.0 or any(part.problem.kind.head(part.problem).get("masked_lm") for part in parts)
+    whole = whole or any(part.problem.kind.writes for part in parts)
+    if run.learn == "all" and not whole:
         import numpy as np
         import torch
 
@@ -240,10 +293,16 @@ def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) 
         learn_used_rows(encoder.embeddings, torch.from_numpy(np.concatenate(ids).astype(np.int64)))
     elif run.learn == "heads":
         encoder.requires_grad_(False)
-    elif run.learn == "lora":
-        from remask.model.adapters import add_lora
+    elif run.updates is not None:
+        from remask.model.adapters import add_updates
 
-        add_lora(encoder, run.lora, seed)
+        add_updates(encoder, run.updates, seed)
+    elif run.learn in BESIDE:
+        from remask.model.network import is_beside
+
+        for name, parameter in encoder.named_parameters():
+            is_norm = run.learn == "bottleneck" and name.rpartition(".")[0].endswith("norm")  # as in the paper
+            parameter.requires_grad_(is_norm or is_beside(name))
 
 
 def tokenizer_files(start: Start) -> dict[str, bytes]:
@@ -255,18 +314,22 @@ def tokenizer_files(start: Start) -> dict[str, bytes]:
 
 
 def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start, part: Part) -> None:
-    """A finished model with its task: LoRA merged, and beside it under `adapter/` what peft loads over the start."""
-    from remask.model.adapters import ADAPTER, adapter_files, merged_network
+    """A finished model with its task: what can be merged is, and beside it under `adapter/` what peft loads over the
+    start."""
+    from remask.model.adapters import merged_network
+    from remask.model.peft_files import ADAPTER, adapter_files
     from remask.model.store import save_model
 
     extra: dict[str, bytes] = tokenizer_files(start)
     extra[TASK_JSON] = part.stored.to_json()
     with nullcontext() if part.units is None else part.units.spoken_by(network):
-        if run.learn == "lora":
-            extra |= {f"{ADAPTER}/{name}": data for name, data in adapter_files(network, run.lora, run.init).items()}
+        if run.updates is not None or run.learn in BESIDE:
+            files = adapter_files(network, run.updates, run.init)
+            extra |= {f"{ADAPTER}/{name}": data for name, data in files.items()}
+        finished = part.finished(merged_network(network))
         save_model(
-            folder, merged_network(network), None, part.problem.labels or None, inputs={"init": start.fingerprint},
-            extra=extra, replace=True,
+            folder, finished, None, part.problem.labels or None, inputs={"init": start.fingerprint}, extra=extra,
+            replace=True,
         )  # fmt: skip
 
 

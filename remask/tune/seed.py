@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 # RoBERTa base's rate at its width, LoRA's of its paper's RoBERTa runs, and a rate that fresh heads alone take well.
 # Narrow networks take more (measured: EXPERIMENTS.md, "Rates for narrow networks"), at most what a start from random
 # weights gets, which would otherwise be an unfair comparison.
-BASE_RATES = {"all": 2e-5, "lora": 4e-4, "heads": 1e-3}
+BASE_RATES = {
+    "all": 2e-5, "lora": 4e-4, "adalora": 1e-3, "ia3": 4e-3, "bottleneck": 5e-4, "prefix": 4e-3, "heads": 1e-3,
+}  # fmt: skip
 BASE_WIDTH, RATE_POWER, FRESH_RATE_POWER = 768, 2.5, 1.5
 SCRATCH_RATE = 3e-4
 WRITING_RATE = 2.5  # times these, where a decoder with fresh weights learns

@@ -17,13 +17,21 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from remask.config import Config, dump, setting, switch
-from remask.model.settings import DecoderSettings, LoraSettings
+from remask.model.settings import UPDATES, AdaLoraSettings, DecoderSettings, Ia3Settings, LoraSettings, Updates
 from remask.tasks.kinds import OWN_TASKS, kind_of
-from remask.tasks.settings import DecodeSettings, LossSettings, RowSettings, TableSettings, TaskBatchSettings
+from remask.tasks.settings import (
+    DecodeSettings,
+    LossSettings,
+    PromptSettings,
+    RetrieveSettings,
+    RowSettings,
+    TableSettings,
+    TaskBatchSettings,
+)
 from remask.tasks.specs import TASKS
 from remask.train.settings import TrainSettings
 
-Learn = Literal["all", "heads", "lora"]
+Learn = Literal["all", "heads", "lora", "adalora", "ia3", "bottleneck", "prefix"]
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_:-]*\Z")  # of a task among several: part of paths and of weights' names
 
 
@@ -32,8 +40,8 @@ class FinetuneTrainSettings(TrainSettings):
 
     epochs: float | None = setting(10.0, "passes over the training data", gt=0)
     learning_rate: float | None = switch(  # pyrefly: ignore
-        None, "peak learning rate; null: by what learns (2e-5, LoRA 4e-4, heads 1e-3 at width 768), more for narrow "
-        "networks", effect="math", samples=[1e-5, 3e-5], gt=0,
+        None, "peak learning rate; null: by what learns (all 2e-5, LoRA 4e-4, heads 1e-3, … at width 768), more for "
+        "narrow networks", effect="math", samples=[1e-5, 3e-5], gt=0,
     )  # fmt: skip
     warmup: float = switch(0.06, "linear warmup: a share of all steps, or steps", effect="math", samples=[0.0], ge=0)
     weight_decay: float = switch(0.1, "decoupled weight decay", effect="math", samples=[0.0, 0.01], ge=0)
@@ -46,13 +54,28 @@ class FinetuneTrainSettings(TrainSettings):
     )
 
 
+class BottleneckSettings(Config):
+    """Adapters behind attention and FFN of every layer (arXiv 1902.00751); norms and heads learn with them."""
+
+    size: int = switch(32, "width of an adapter", effect="math", samples=[4], ge=1)
+
+
+class PrefixSettings(Config):
+    """Keys and values in front of every layer's own (arXiv 2101.00190, without its second network)."""
+
+    length: int = switch(
+        20, "places of the prefix, which count as positions: texts may be that much shorter", effect="math",
+        samples=[3], ge=1,
+    )  # fmt: skip
+
+
 class TaskFiles(Config):
     """A task and where its examples are."""
 
     task: str = setting(
         "classify",
-        "classify, regress, multilabel, pair, ner, qa, choice, write, translate, summarise, reply, or a named one such "
-        "as glue:cola",
+        "classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, write, translate, summarise, reply, "
+        "or a named one such as glue:cola",
     )
     train_file: str | None = setting(None, "what to train on")
     dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
@@ -60,6 +83,7 @@ class TaskFiles(Config):
     max_train: int | None = setting(None, "train on so many examples at most", ge=1)
     max_dev: int | None = setting(None, "score on so many dev examples at most", ge=1)
     table: TableSettings = setting(TableSettings(), "columns of the user's own table")
+    prompt: PromptSettings = setting(PromptSettings(), "task: prompt")
     rows: RowSettings = setting(RowSettings(), "texts -> rows")
     decode: DecodeSettings = setting(DecodeSettings(), "writing: how texts are written when they are scored")
 
@@ -88,6 +112,30 @@ class TaskEntry(TaskFiles):
         return self
 
 
+class UnlabelledSettings(Config):
+    """Self-training: a first model labels texts, and a second one learns from those that it is sure of as well."""
+
+    file: str | None = setting(None, "texts without labels, in the form of the training file")
+    min_score: float = switch(
+        0.9, "how sure the first model must be of a label", effect="data", samples=[0.0], ge=0, le=1
+    )
+    max_texts: int = setting(10_000, "texts that are learned from at most, the surest of each class first", ge=1)
+
+
+class CurveSettings(Config):
+    """A comparison over numbers of labels: prompt, fine-tuning, nearest neighbours."""
+
+    labels: tuple[int | Literal["all"], ...] = setting((), "numbers of labelled examples, such as 0, 8, 32, 128, all")
+    min_steps: int = setting(100, "steps of a training at least: few labels are read more often", ge=1)
+    neighbours: int = setting(5, "labelled texts whose classes are counted", ge=1)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(size != "all" and size < 0 for size in self.labels):
+            raise ValueError(f"labels = {list(self.labels)}: numbers from 0 on, or all")
+        return self
+
+
 class GridSettings(Config):
     """Values that are all tried with one another; the best median over the seeds wins."""
 
@@ -112,9 +160,13 @@ TUNED = {
 }
 
 
+# Few labels make few steps an epoch, so that there are more epochs and smaller batches.
+FEW_LABELS = {"train.epochs": 30.0, "batch.num_rows": 8}
+
+
 def recipe_of(task: str | None, without: Sequence[str] = ()) -> list[str]:
     """A named task's recipe as assignments, below what the user says."""
-    recipe = TASKS.get(task or "", {}).get("recipe", {})
+    recipe = FEW_LABELS if task == "prompt" else TASKS.get(task or "", {}).get("recipe", {})
     if task in OWN_TASKS and kind_of(task).writes:
         decode = {f"decode.{key}": value for key, value in kind_of(task).decode.items()}
         recipe = {"batch.num_tokens": 4096, "train.weight_decay": 0.01, **decode}
@@ -138,13 +190,23 @@ class FinetuneRun(TaskFiles):
     )  # fmt: skip
     init_weights: bool = switch(True, "start from its weights; false: the same network from scratch", effect="math")
     learn: Learn = switch(
-        "all", "what learns: all (or train.trainable_top_layers), the heads alone, or LoRA and the heads", effect="math"
-    )
+        "all", "what learns: all (or train.trainable_top_layers), the heads alone, or the heads and: low-rank updates "
+        "(lora, adalora), factors (ia3), adapters behind the sub-layers (bottleneck), a prefix in every layer",
+        effect="math",
+    )  # fmt: skip
     lora: LoraSettings = setting(LoraSettings(), "learn: lora")
     decoder: DecoderSettings = setting(DecoderSettings(), "writing: the decoder that the encoder's layers become")
     target_tokenizer: str | None = setting(
         None, "writing: the vocabulary of the targets, a folder or file; null: the model's own, for both sides"
     )
+    unlabelled: UnlabelledSettings = setting(UnlabelledSettings(), "texts to learn from without labels (classes only)")
+    curve: CurveSettings = setting(
+        CurveSettings(), "compare ways to learn over numbers of labels, in place of one model"
+    )
+    adalora: AdaLoraSettings = setting(AdaLoraSettings(), "learn: adalora")
+    ia3: Ia3Settings = setting(Ia3Settings(), "learn: ia3")
+    bottleneck: BottleneckSettings = setting(BottleneckSettings(), "learn: bottleneck")
+    prefix: PrefixSettings = setting(PrefixSettings(), "learn: prefix")
     tasks: tuple[TaskEntry, ...] = setting((), "several tasks over one encoder, each with a head of its own")
     temperature: float = switch(
         1.0, "several tasks: steps go to a task by size ^ (1 / temperature); large: all alike", effect="math",
@@ -153,6 +215,7 @@ class FinetuneRun(TaskFiles):
     single: bool = setting(False, "several tasks: also train each alone, for comparison")
     batch: TaskBatchSettings = setting(TaskBatchSettings(), "rows -> batches")
     loss: LossSettings = setting(LossSettings(), "what is minimised, where there is a choice")
+    retrieve: RetrieveSettings = setting(RetrieveSettings(), "task retrieve: pairs, negatives, the loss")
     train: FinetuneTrainSettings = setting(FinetuneTrainSettings(), "the recipe")
     grid: GridSettings = setting(GridSettings(), "values of the recipe to try with one another")
     evaluations: int = setting(1, "evaluations in an epoch", ge=1)
@@ -164,16 +227,42 @@ class FinetuneRun(TaskFiles):
     def _check(self) -> Self:
         if self.learn != "all" and self.train.trainable_top_layers is not None:
             raise ValueError(f"learn: {self.learn} already says what learns, and so does train.trainable_top_layers")
-        if kind_of(self.task).writes and self.learn == "lora":
-            raise ValueError("learn: lora is not for a task that writes, whose decoder has fresh weights; all or heads")
-        if self.target_tokenizer is not None and not kind_of(self.task).writes:
+        writes = kind_of(self.task).writes
+        if writes and self.learn not in ("all", "heads"):
+            raise ValueError(
+                f"learn: {self.learn} is not for a task that writes, whose decoder has fresh weights; all or heads"
+            )
+        if writes and (self.loss.consistency or self.loss.adversarial):
+            raise ValueError(f"loss.consistency and loss.adversarial are not for task {self.task}")
+        if self.target_tokenizer is not None and not writes:
             raise ValueError(f"target_tokenizer is for a task that writes, not for {self.task}")
         if any(kind_of(entry.task).writes for entry in self.tasks):
             raise ValueError("tasks: a task that writes is trained alone")
-        if self.learn == "lora" and self.lora.dropout and self.train.compile:
-            raise ValueError("lora.dropout cannot be compiled: train.compile must be false, or lora.dropout 0")
+        if isinstance(self.updates, LoraSettings | AdaLoraSettings) and self.updates.dropout and self.train.compile:
+            raise ValueError(
+                f"{self.learn}.dropout cannot be compiled: train.compile must be false, or {self.learn}.dropout 0"
+            )
         if self.learn != "all" and not self.init_weights:
             raise ValueError(f"learn: {self.learn} needs the weights of the model: random ones would stay frozen")
+        embeds = self.task == "retrieve"
+        if embeds and self.learn in ("heads", "adalora"):
+            raise ValueError(f"learn: {self.learn} is not for task retrieve, which has no head and a loss of its own")
+        if embeds and (self.loss.consistency or self.loss.adversarial):
+            raise ValueError("loss.consistency and loss.adversarial are not for task retrieve")
+        if embeds and (self.curve.labels or self.unlabelled.file is not None):
+            raise ValueError("curve and unlabelled.file are for tasks with labels, not for task retrieve")
+        if not embeds and (self.retrieve.unsupervised or self.retrieve.distil):
+            raise ValueError("retrieve.unsupervised and retrieve.distil are for task retrieve")
+        if self.retrieve.miner and self.retrieve.negatives != "model":
+            raise ValueError("retrieve.miner mines where retrieve.negatives is model")
+        if self.retrieve.unsupervised and self.train_file:
+            raise ValueError("retrieve.unsupervised takes the place of train_file: give one of them")
+        if any(entry.task == "retrieve" for entry in self.tasks):
+            raise ValueError("tasks: retrieve compares all rows of a step, so it does not share steps; train it alone")
+        if self.unlabelled.file is not None and (self.tasks or self.grid.given()):
+            raise ValueError("unlabelled.file: is for one task and one recipe")
+        if self.curve.labels and (self.tasks or self.grid.given() or self.unlabelled.file is not None):
+            raise ValueError("curve: is for one task, without a grid and without unlabelled.file")
         if self.tasks:
             given = [name for name in ("train_file", "dev_file", "data") if getattr(self, name) is not None]
             if given:
@@ -184,6 +273,11 @@ class FinetuneRun(TaskFiles):
         elif self.single:
             raise ValueError("single compares several tasks with each alone: there are no tasks")
         return self
+
+    @property
+    def updates(self) -> Updates | None:
+        """What `learn` puts beside the matrices and merges at the end."""
+        return getattr(self, self.learn) if self.learn in UPDATES else None
 
     def with_values(self, values: Mapping[str, float | int]) -> FinetuneRun:
         """The same run with other values of TUNED, each once (no grid)."""
@@ -225,6 +319,8 @@ class TuneRun(FinetuneRun):
 
     @model_validator(mode="after")
     def _check_search(self) -> Self:
+        if self.curve.labels or self.unlabelled.file is not None:
+            raise ValueError("curve, unlabelled.file: are for finetune; a search tries recipes for one model")
         if self.grid.given():
             raise ValueError("grid: a search has ranges instead (search.lr, search.batch, …)")
         for name in self.given():

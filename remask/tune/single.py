@@ -31,9 +31,10 @@ from remask.tune.seeds import Results, run_seeds, seeds_of, start_of, summarise
 from remask.tune.settings import FinetuneRun
 
 if TYPE_CHECKING:
+    from remask.answer.model import Model
     from remask.model.network import Network
-    from remask.task_objectives import TaskObjective
-    from remask.tasks.batches import TaskBatches
+    from remask.schema import BatchSource
+    from remask.task_objectives import PairObjective, TaskObjective
 
 MAX_MAPPED = 400  # texts on the map of a report
 
@@ -69,22 +70,18 @@ class SingleTask:
         let_learn(self.run, network.encoder, [self.part], seed)
         return network
 
-    def batches(self, seed: int, rank: int, world_size: int) -> TaskBatches:
-        from remask.tasks.batches import TaskBatches
+    def batches(self, seed: int, rank: int, world_size: int) -> BatchSource:
+        return self.part.batches(self.run.batch, seed, rank, world_size)
 
-        rows, pad_id = self.part.train_rows, self.start.tokenizer.pad_id
-        return TaskBatches(rows, pad_id, self.run.batch, seed=seed, rank=rank, world_size=world_size)
-
-    def objective(self, seed: int, network: Network) -> TaskObjective:
+    def objective(self, seed: int, network: Network) -> TaskObjective | PairObjective:
         return self.part.objective(seed, network, self.run.loss)
 
     def carried(self, network: Network) -> dict[str, bytes | Path]:
         from remask.model.store import model_files
 
-        lora = self.run.lora if self.run.learn == "lora" else None
         labels = self.problem.labels or None
         own = {**tokenizer_files(self.start), TASK_JSON: self.part.stored.to_json()}
-        return model_files(network.settings, network.head_settings, None, labels, lora) | own
+        return model_files(network.settings, network.head_settings, None, labels, self.run.updates) | own
 
     def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
         return self.part.score(network, check)
@@ -113,7 +110,6 @@ class SingleTask:
 
     def _map(self, model: Path) -> dict[str, Any]:
         """Where the published model sees the dev texts, for the report of a task that classifies single texts."""
-        from remask.answer.model import load
         from remask.tasks.plane import plane
 
         dev = self.problem.dev
@@ -121,7 +117,7 @@ class SingleTask:
             return {}
         dev = dev[:: -(-len(dev) // MAX_MAPPED)]
         texts = [example.texts[0] for example in dev]
-        places, share = plane(load(model, packed=False).embed(texts, normalize=False, long_texts="cut"))
+        places, share = plane(self._open(model).embed(texts, normalize=False, long_texts="cut"))
         points = [
             {"x": float(x), "y": float(y), "label": str(example.label), "text": text}
             for (x, y), example, text in zip(places, dev, texts, strict=True)
@@ -132,18 +128,21 @@ class SingleTask:
         """What the models of all seeds say together about the dev file, where and as they were trained."""
         if len(seeds) < 2 or not self.problem.kind.averages:
             return {}
+        part, kind = self.part, self.problem.kind
+        outputs = [self._open(out / f"seed-{seed}" / "best").outputs(part.dev_rows) for seed in seeds]
+        together = kind.mean_outputs(outputs, part.dev_rows)
+        score = kind.score(together, part.dev_rows, self.problem.dev, self.problem.labels)
+        return {"ensemble": {"models": len(seeds), "metrics": score["metrics"]}}
+
+    def _open(self, folder: Path) -> Model:
+        """A model of this run, to answer where and as it was trained."""
         from remask.answer.model import Model
         from remask.answer.reader import open_reader
         from remask.precision import choose_device, choose_precision
 
-        part, kind, train = self.part, self.problem.kind, self.run.train
-        device = choose_device(train.device, "train.device")
-        precision, _ = choose_precision(train.precision, device, key="train.precision")
-        readers = (open_reader(out / f"seed-{seed}" / "best") for seed in seeds)
-        outputs = [Model(reader, device=device, precision=precision).outputs(part.dev_rows) for reader in readers]
-        together = kind.mean_outputs(outputs, part.dev_rows)
-        score = kind.score(together, part.dev_rows, self.problem.dev, self.problem.labels)
-        return {"ensemble": {"models": len(seeds), "metrics": score["metrics"]}}
+        device = choose_device(self.run.train.device, "train.device")
+        precision, _ = choose_precision(self.run.train.precision, device, key="train.precision")
+        return Model(open_reader(folder), device=device, precision=precision)
 
 
 def prepare(run: FinetuneRun, progress: Progress) -> SingleTask:

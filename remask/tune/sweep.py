@@ -93,7 +93,7 @@ def tune_grid(
         rows = [_row(trial.values, result, trial is best) for trial, result in tried]
         values = {**results, "grid": rows, "variant": str(best.folder.relative_to(out))}
         if is_first_rank():
-            values = _publish(values, out, best.folder)
+            values = publish(values, out, best.folder)
             for trial, _ in tried:
                 if trial is not best:
                     drop_weights(trial.folder)
@@ -114,8 +114,8 @@ def _row(values: Mapping[str, Any], result: Mapping[str, Any], best: bool) -> di
     return {**values, "score": result["score"], "low": spread["low"], "high": spread["high"], "best": best}
 
 
-def _publish(result: dict[str, Any], out: Path, source: Path) -> dict[str, Any]:
-    """The best one's models and report under OUT's own names."""
+def publish(result: dict[str, Any], out: Path, source: Path) -> dict[str, Any]:
+    """One of several runs as the result: its models and report under OUT's own names."""
     if "tasks" in result:
         tasks = {}
         for task, of_task in result["tasks"].items():

@@ -20,6 +20,14 @@ tasks:
   - {name: topic, train_file: FOLDER/a.jsonl, dev_file: FOLDER/a.jsonl}
   - {name: size, task: regress, train_file: FOLDER/b.jsonl, dev_file: FOLDER/b.jsonl}
 """
+PAIRS = """
+task: retrieve
+batch: {num_rows: 16, micro_tokens: 64}
+train: {epochs: 3.0, precision: fp32, learning_rate: 3e-3, log_every: 1}
+retrieve: {symmetric: true, learned_temperature: true, negatives: model, below: 1.0}
+train_file: FOLDER/pairs.jsonl
+dev_file: FOLDER/pairs.jsonl
+"""
 SEARCH = """
 batch: {micro_tokens: 64}
 train: {precision: fp32, log_every: 1}
@@ -47,7 +55,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, 
     (made / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     numbers = [{"text": row["text"] + " river", "label": float(i % 5)} for i, row in enumerate(rows[:20])]
     (made / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbers))
-    for name, text in (("tasks", TASKS), ("tune", SEARCH)):
+    pairs = [{"query": f"who is {i}", "positive": f"{i} is the {'fox' if i % 3 else 'dog'}"} for i in range(48)]
+    (made / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    for name, text in (("tasks", TASKS), ("tune", SEARCH), ("pairs", PAIRS)):
         (made / f"{name}.yaml").write_text(text.replace("FOLDER", str(made)))
     return made
 
@@ -83,6 +93,30 @@ def test_two_ranks_equal_one_and_a_kill_equals_none_with_several_tasks(folder: P
     for task in ("topic", "size"):
         weights = [load_file(folder / name / "tasks" / task / "model.safetensors") for name in ("one", "cut")]
         assert all((weights[0][key] == weights[1][key]).all() for key in weights[0])
+
+
+def test_pairs_on_two_ranks_equal_one_and_a_kill_equals_none(folder: Path, zygote: Zygote) -> None:
+    """All rows of a step are compared, those of other ranks too, in micro-batches with cached gradients."""
+
+    def words(name: str) -> list[str | Path]:
+        return ["finetune", folder / "pairs.yaml", "--init", folder / "model", "--out", folder / name, "--json"]
+
+    whole = zygote.run(*words("pairs-one"))
+    assert whole.returncode == 0, whole.stderr
+    both = zygote.run_ranks(2, *words("pairs-two"))
+    assert [one.returncode for one in both] == [0, 0], both[0].stderr
+    logs = [(folder / name / "seed-0/metrics.jsonl").read_text().splitlines() for name in ("pairs-one", "pairs-two")]
+    losses = [[json.loads(line)["train/loss"] for line in log if "train/loss" in line] for log in logs]
+    assert len(losses[0]) == 9
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+
+    log = folder / "pairs-cut/seed-0/metrics.jsonl"
+    killed = zygote.run(*words("pairs-cut"), signals=[(0, "SIGKILL")], wait_for=log, size=1200)
+    assert killed.returncode == -9
+    assert zygote.run(*words("pairs-cut")).returncode == 0
+    weights = [load_file(folder / name / "model/model.safetensors") for name in ("pairs-one", "pairs-cut")]
+    assert weights[0].keys() == weights[1].keys()
+    assert all((weights[0][key] == weights[1][key]).all() for key in weights[0])
 
 
 @pytest.mark.usefixtures("one")

@@ -13,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from remask.model.network import build_network
+from remask.model.settings import HeadSettings, ModelSettings
+from remask.model.store import save_model
+
 from .test_resume import RUN, assert_same_run
 from .zygote import Zygote
 
@@ -60,20 +64,26 @@ cp -r "$DISK/." "$RESULT"
 
 
 @pytest.mark.skipif(not shutil.which("unshare") or not can_mount(), reason="no disk of one's own may be mounted here")
-@pytest.mark.parametrize("verb", ["prepare", "pretrain"])
+@pytest.mark.parametrize("verb", ["prepare", "pretrain", "encode"])
 def test_a_full_disk_is_one_line_and_then_the_same_command_goes_on(
     verb: str,
     tmp_path: Path,
     run_file: Path,
     tiny_prepared: Path,
+    tiny_tokenizers: dict[str, Path],
 ) -> None:
     disk, result, log = tmp_path / "disk", tmp_path / "result", tmp_path / "log"
     disk.mkdir()
     result.mkdir()
-    out = disk / "out"
+    name = "out.safetensors" if verb == "encode" else "out"
     if verb == "prepare":
         words = ["prepare", str(corpus(tmp_path)), "--vocab-size", "400", "--workers", "1", "--out"]
         small = "700k"
+    elif verb == "encode":
+        settings = ModelSettings(vocab_size=300, num_layers=1, hidden_size=16, num_heads=2, ffn_size=32, max_length=512)
+        save_model(tmp_path / "model", build_network(settings, HeadSettings(), 1), tiny_tokenizers["byte-bpe"])
+        words = ["encode", str(tmp_path / "model"), str(corpus(tmp_path, 0.1)), "--set", "long_texts=cut", "--out"]
+        small = "3m"
     else:
         words = ["pretrain", str(run_file), "--data", str(tiny_prepared), "--steps", "9", "--set", "train.save_every=2"]
         words += ["--out"]
@@ -82,7 +92,7 @@ def test_a_full_disk_is_one_line_and_then_the_same_command_goes_on(
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
     places = {"DISK": str(disk), "RESULT": str(result), "LOG": str(log), "SMALL": small}
     done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", FULL, "sh", *command, str(out)],
+        ["unshare", "-m", "sh", "-c", FULL, "sh", *command, str(disk / name)],
         capture_output=True, text=True, env=environ | places, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -91,11 +101,14 @@ def test_a_full_disk_is_one_line_and_then_the_same_command_goes_on(
     assert codes == ["74", "0"], said
     assert "Traceback" not in said
     assert [line for line in said.splitlines() if line.startswith("remask:") and "No space left on device" in line]
-    subprocess.run([*command, str(tmp_path / "whole")], check=True, capture_output=True, env=environ)
-    if verb == "prepare":
-        assert tree(result / "out") == tree(tmp_path / "whole")
+    subprocess.run([*command, str(tmp_path / name)], check=True, capture_output=True, env=environ)
+    if verb == "encode":
+        assert (result / name).read_bytes() == (tmp_path / name).read_bytes()
+        assert [path.name for path in result.iterdir()] == [name]
+    elif verb == "prepare":
+        assert tree(result / name) == tree(tmp_path / name)
     else:
-        a, b = (max((folder / "checkpoints").glob("step-*")) for folder in (result / "out", tmp_path / "whole"))
+        a, b = (max((folder / name / "checkpoints").glob("step-*")) for folder in (result, tmp_path))
         assert a.name == b.name
         assert all((a / name).read_bytes() == (b / name).read_bytes() for name in TENSORS)
 

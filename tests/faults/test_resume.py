@@ -84,6 +84,7 @@ WAYS = {
     "fp16": ["train.precision=fp16"],
     "bf16 copies and Muon": ["train.precision=bf16", "train.weights=bf16-master", "train.optimizer=muon"],
     "compiled": ["train.compile=true"],
+    "counted start": ["start.embeddings=counted", "start.attention=neighbours", "start.head=direct"],
     "token batches, short steps": [
         "data.batch.num_tokens=128", "data.batch.micro_rows=2", "data.short_steps=0.5", "data.short_length=16",
     ],

@@ -300,9 +300,7 @@ def test_perplexity_of_plain_text(reader: Path, tmp_path: Path, cache: Path) -> 
     write_lines(tmp_path / "data/story/story.valid.txt", [text])
     write_lines(tmp_path / "mine.txt", [text])
     found = invoke("evaluate", reader, "--tasks", "perplexity", "--data", tmp_path / "data")
-    named = invoke(
-        "evaluate", reader, "--tasks", "perplexity", "--data", tmp_path / "data", "--text", tmp_path / "mine.txt"
-    )
+    named = invoke("evaluate", reader, "--tasks", "perplexity", "--text", tmp_path / "mine.txt")  # needs no --data
     assert list(found["tasks"]) == ["perplexity:story.valid"]
     assert list(named["tasks"]) == ["perplexity:mine"]
     ours, theirs = found["tasks"]["perplexity:story.valid"], named["tasks"]["perplexity:mine"]

@@ -20,6 +20,20 @@ CONTEXT = "\U0001f600\U0001f600 Mary Shelley wrote it by the river."
 # task -> (model, tab, what is typed into which field, request to the server for the same)
 TASKS: dict[str, tuple[str, str, dict[str, str], dict[str, Any]]] = {
     "fill-mask": ("run", "Fill mask", {"Sentence": SENTENCE}, {"inputs": SENTENCE, "top_k": 8}),
+    "prompt": (
+        "run",
+        "Prompt",
+        {
+            "Text": "The lazy dog",
+            "Patterns with {text} and <mask>, one a line": "{text} is <mask>.\n<mask>: {text}",
+            "Words for each label, one label a line": "yes = dog, lazy fox\nno = river",
+        },
+        {
+            "inputs": "The lazy dog",
+            "patterns": ["{text} is <mask>.", "<mask>: {text}"],
+            "words": {"yes": ["dog", "lazy fox"], "no": ["river"]},
+        },
+    ),
     "classify": ("topics", "Classify", {"Text": "The lazy dog"}, {"inputs": "The lazy dog"}),
     "pairs": (
         "topics",
@@ -95,7 +109,7 @@ def check(page: Any, server: Server, task: str) -> None:
         assert [number for _, number in rows(page)] == [percent(fill["score"]) for fill in said]
         bars = shown.locator(".bar").evaluate_all("bars => bars.map(bar => parseFloat(bar.style.width))")
         assert bars == pytest.approx([100 * fill["score"] for fill in said], abs=0.01)  # 1 % looks like 1 %
-    elif task in ("classify", "pairs"):
+    elif task in ("classify", "pairs", "prompt"):
         ordered = sorted(said["scores"].items(), key=lambda item: -item[1])
         assert [name.removesuffix(" (chosen)") for name, _ in rows(page)] == [name for name, _ in ordered]
         assert [number for _, number in rows(page)] == [percent(score) for _, score in ordered]
@@ -213,6 +227,16 @@ def test_top_and_target_words(page_browser: Any, page_server: Server) -> None:
         page.get_by_role("button", name="Insert <mask>").click()
         settled(page)
         assert len(rows(page)) == len(words)
+
+
+def test_candidates_of_scripts_without_spaces_have_no_sign(page_browser: Any, page_server: Server) -> None:
+    script = """async (texts) => {
+      const { candidate } = await import("/views.js");
+      return texts.map((text) => [candidate(text)].flat().map((part) => part.textContent ?? part).join(""));
+    }"""
+    with open_page(page_browser, page_server.address) as (page, _):
+        found = page.evaluate(script, ["中国", "のは", "ing", " dog", "\ufffd"])
+    assert found == ["中国", "のは", "\u2026joined: ing", "dog", "part of a character"]
 
 
 def tokens_of(server: Server, text: str) -> list[int]:

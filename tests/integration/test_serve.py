@@ -20,6 +20,7 @@ import remask
 from ..serving import Served, environment, serving, tiny_models
 
 ROOT = Path(__file__).resolve().parents[2]
+PROMPT_WORDS = {"yes": ["dog"], "no": ["fox", "quick brown"]}
 TEXTS = ["The quick brown fox", "the dog", "Who wrote it? Mary Shelley wrote it."]
 
 
@@ -79,6 +80,15 @@ def test_every_task_answers_as_the_python_interface_does(served: Served, models:
     lm, classes, names, spans = (remask.load(models[name]) for name in ("lm", "classes", "names", "spans"))
     marked = ["The <mask> dog", "<mask> and <mask>"]
     same(served.outputs("fill-mask", marked, top_k=3), [[asdict(f) for f in one] for one in lm.fill_mask(marked, 3)])
+    pattern = "{text} is the <mask>."
+    prompted = lm.prompt(TEXTS, pattern, PROMPT_WORDS)
+    same(
+        served.outputs("prompt", TEXTS, patterns=[pattern], words=PROMPT_WORDS),
+        [asdict(one) | {"labels": [one.label]} for one in prompted],
+    )
+    pair = lm.prompt([("a", "b")], "{text} {text2} <mask>", PROMPT_WORDS, calibrate=False)[0]
+    asked = {"patterns": ["{text} {text2} <mask>"], "words": PROMPT_WORDS, "calibrate": False}
+    same(served.outputs("prompt", [["a", "b"]], **asked)[0]["scores"], pair.scores)
     same(served.outputs("classify", TEXTS), [asdict(one) | {"labels": [one.label]} for one in classes.classify(TEXTS)])
     pair = classes.classify([("the dog", "the fox")])[0]
     for inputs in (["the dog", "the fox"], {"text": "the dog", "text2": "the fox"}, [["the dog", "the fox"]]):
@@ -154,7 +164,7 @@ def test_models_say_what_they_can_do(served: Served) -> None:
     found = {one["id"]: one for one in said["models"]}
     assert list(found) == ["mine", "classes", "names", "spans", "run"]
     assert [one["default"] for one in found.values()] == [True, False, False, False, False]
-    assert found["mine"]["tasks"] == ["fill-mask", "embed", "rank", "encode", "tokenize"]
+    assert found["mine"]["tasks"] == ["fill-mask", "prompt", "embed", "rank", "encode", "tokenize"]
     assert found["classes"]["tasks"][:2] == ["classify", "pairs"]
     assert found["classes"]["labels"] == ["neg", "pos"]
     assert [found[name]["kind"] for name in found] == [None, "classify", "tags", "spans", None]
@@ -195,6 +205,9 @@ def test_a_model_is_chosen_by_id_by_step_or_by_what_it_can_do(served: Served, mo
         ("fill-mask", {}, 422, "invalid", "inputs"),
         ("fill-mask", {"inputs": []}, 422, "invalid", "inputs"),
         ("fill-mask", {"inputs": "a <mask>", "more": 1}, 422, "invalid", "more"),
+        ("prompt", {"inputs": "a", "patterns": ["{text}"], "words": PROMPT_WORDS}, 422, "bad_prompt", "patterns"),
+        ("prompt", {"inputs": "a", "patterns": [], "words": PROMPT_WORDS}, 422, "invalid", "patterns"),
+        ("prompt", {"inputs": "a", "patterns": ["{text} <mask>"], "words": {"a": ["b"]}}, 422, "invalid", "words"),
         ("embed", {"inputs": "jumps " * 200}, 422, "text_too_long", "inputs"),
         ("embed", {"inputs": ["a"] * 257}, 422, "invalid", "inputs"),
         ("answer", {"inputs": {"question": "", "context": "a"}}, 422, "invalid", "inputs"),

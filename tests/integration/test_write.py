@@ -187,7 +187,7 @@ def test_bad_input(encoder: Path, taught: Path, tmp_path: Path) -> None:
         tried(good, **{"rows.long_texts": "windows"})
     with pytest.raises(ConfigError, match=r"decoder\.num_layers = 5: the encoder has 2 layers"):
         tried(good, **{"decoder.num_layers": 5})
-    with pytest.raises(ConfigError, match="lora is not for a task that writes"):
+    with pytest.raises(ConfigError, match="learn: lora is not for a task that writes"):
         tried(good, learn="lora")
     with pytest.raises(ConfigError, match="no column 'target'"):
         tried([{"source": " red"}])

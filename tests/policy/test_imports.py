@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     "exports": GROUND | {"tokenizer", "model", "tasks"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
     "tune": GROUND
-    | {"tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer", "precision"},
+    | {"text", "tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer", "precision"},
     "evaluation": GROUND | ANSWERING | {"objectives", "train", "reports", "exports", "tune", "preparation"},
     "preparation": GROUND | {"text", "tokenizer", "data"},
     "pretraining": GROUND | {"tokenizer", "data", "model", "start", "objectives", "precision", "train", "reports"},
@@ -52,11 +53,13 @@ MAY_IMPORT = {
     "adaptation": GROUND
     | ANSWERING
     | {"text", "start", "objectives", "train", "preparation", "pretraining", "tune", "reports"},
-    "serve": GROUND | ANSWERING,
+    "finding": GROUND | ANSWERING | {"text", "reports"},
+    "serve": GROUND | ANSWERING | {"finding"},
+    "monitoring": GROUND | ANSWERING | {"reports"},
     "studies": GROUND | ANSWERING | {"preparation", "pretraining", "tune", "evaluation", "reports"},
     "api": GROUND
     | ANSWERING
-    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "studies"},
+    | {"adaptation", "preparation", "pretraining", "tune", "evaluation", "exports", "finding", "studies", "monitoring"},
 }
 
 
@@ -97,6 +100,31 @@ def test_imports_go_one_way(part: str) -> None:
         if name not in MAY_IMPORT[part] | {part}
     ]
     assert not wrong
+
+
+def test_the_table_is_that_of_the_document() -> None:
+    (section,) = re.findall(r"## Who may import whom.*?(?=\n## )", (ROOT / "ARCHITECTURE.md").read_text(), flags=re.S)
+    rows = re.findall(r"^\| ([a-z_, ]+) \| (.+) \|$", section, flags=re.M)
+    groups = {"ground": GROUND, "answering": ANSWERING, "nothing of remask": set[str]()}
+    table: dict[str, set[str]] = {}
+    for names, allowed in rows:
+        words = (
+            re.sub(r": all of the above but precision| \(tokenizer, .*?\)", "", allowed).replace('"', "").split(", ")
+        )
+        for name in names.split(", "):
+            table[name] = set().union(*(groups.get(word, {word}) for word in words))
+    assert {name: table.get(name) for name in MAY_IMPORT} == MAY_IMPORT
+
+
+def test_a_verb_imports_no_other_verb() -> None:
+    """But for `tune`, which takes what `finetune` takes."""
+    pairs = {
+        (path.stem, node.module.rpartition(".")[2])
+        for path in (PACKAGE / "commands").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("remask.commands.")
+    }
+    assert pairs <= {("tune", "finetune")}
 
 
 def test_nothing_imports_commands_but_the_command_line() -> None:

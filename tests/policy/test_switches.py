@@ -14,6 +14,7 @@ import pytest
 
 from remask.config import Switch, build_run, switches
 from remask.errors import DataError
+from remask.model.settings import AdaLoraSettings
 from remask.preparation import prepare
 from remask.pretraining.run import pretrain
 from remask.pretraining.settings import PretrainRun
@@ -122,6 +123,7 @@ def corpus(folder: Path) -> Path:
         "wrapped.txt": "\n".join(" ".join(line for line in lines[i : i + 1]) for i in range(30)),
         "near.txt": "\n".join(lines[:40]),
         "nearly.txt": "\n".join([*lines[:34], *lines[50:56]]),
+        "chinese.txt": "漢字與语言。臺灣的圖書館，北京的图书馆。",
         "copy.txt": story + "\nSecond document here, with  two  spaces and a tail.   \nIt goes\ton.\n",
         "long.txt": "\n".join(lines) * 3,
     }
@@ -202,7 +204,7 @@ FINETUNE: dict[str, Any] = {
 # A writer that has learned a little, so that its texts differ by how they are written.
 WRITE = {
     "task": "write",
-    "train_file": "pairs.jsonl",
+    "train_file": "sources.jsonl",
     "rows.target_length": 8,
     "train.learning_rate": 0.02,
     "dropout": 0.0,
@@ -216,6 +218,13 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "loss.class_weights": {"train_file": "skewed.jsonl"},
     "loss.choice": {"task": "choice", "rows.max_length": 64, "train_file": "choice.jsonl"},
     "temperature": {"tasks": ["train.jsonl", "skewed.jsonl"]},
+    "prompt.calibrate": {
+        "task": "prompt",
+        "prompt.patterns": ["{text} the <mask>."],
+        "prompt.words": {"a": ["fox"], "b": ["dog"]},
+    },
+    "unlabelled.min_score": {"unlabelled.file": "texts.jsonl", "unlabelled.min_score": 0.5005},
+    "loss.adversarial_step": {"loss.adversarial": 1},
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
     **{key: WRITE for key in ("decoder.weights", "decoder.num_layers", "loss.label_smoothing", "batch.num_tokens")},
     "table.turns": {**WRITE, "task": "reply", "train_file": "turns.jsonl"},
@@ -223,6 +232,27 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "decode.no_repeat": {**WRITE, "train_file": "repeats.jsonl"},
     "decode.length_penalty": {**WRITE, "decode.beams": 3},
     **{f"decode.{name}": {**WRITE, "decode.by": "sampling"} for name in ("temperature", "top_k", "top_p", "seed")},
+    **{
+        f"retrieve.{name}": {"task": "retrieve", "train_file": "pairs.jsonl"}
+        for name in ("query_prompt", "document_prompt", "temperature", "learned_temperature", "symmetric", "widths")
+    },
+    "retrieve.negatives": {"task": "retrieve", "train_file": "pairs.jsonl", "retrieve.below": 1.0},
+    "retrieve.num_negatives": {"task": "retrieve", "train_file": "pairs.jsonl", "retrieve.negatives": "words"},
+    "retrieve.pool": {"task": "retrieve", "train_file": "pairs.jsonl", "retrieve.negatives": "words"},
+    "retrieve.below": {
+        "task": "retrieve",
+        "train_file": "pairs.jsonl",
+        "retrieve.negatives": "model",
+        "retrieve.below": 1.5,
+    },
+    "retrieve.pairs": {"task": "retrieve", "train_file": None, "retrieve.unsupervised": "text.txt", "max_train": 16},
+    **{
+        f"adalora.{name}": {"learn": "adalora", "adalora.start_rank": 6, "adalora.rank": 3, "adalora.every": 2}
+        for name in AdaLoraSettings.model_fields
+    },
+    "ia3.modules": {"learn": "ia3", "train.learning_rate": 0.05},
+    "bottleneck.size": {"learn": "bottleneck"},
+    "prefix.length": {"learn": "prefix"},
 }
 FINETUNE_SWITCHES = [one for one in switches(FinetuneRun) if not one.key.startswith("train.")]
 
@@ -258,8 +288,10 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
         {"source": [f"{beings[i % 4]}?", beings[i % 3], "the lazy dog"], "target": beings[(i + 1) % 4]}
         for i in range(24)
     ]
+    texts = [{"text": f"{'river' if i % 2 else 'lazy'} {i}"} for i in range(20)]
     files = {
-        "pairs": pairs,
+        "texts": texts,
+        "sources": pairs,
         "repeats": [{**pair, "target": "fox fox fox"} for pair in pairs],
         "turns": turns,
         "train": rows,
@@ -267,6 +299,17 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
         "skewed": skewed,
         "choice": choices,
     }
+    names = ["fox", "dog", "river", "hill", "tree"]
+    files["pairs"] = [
+        {"query": f"the {names[i % 5]} {names[i % 3]}", "positive": f"{names[i % 3]} {i % 7} {names[i % 5]} it"}
+        for i in range(24)
+    ]
+    story = "\n".join(
+        f"The {names[i % 5]} {i} was by the river for a year or two. It slept {i} days." for i in range(6)
+    )
+    (folder / "text.txt").write_text(
+        "\n\n".join(f"Story {i}\n{story.replace('year', f'{i} years')}" for i in range(20))
+    )
     for name, lines in files.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
@@ -277,10 +320,17 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
     from safetensors.numpy import load_file
 
     file = "train.json" if settings.get("task") == "squad1" else settings.get("train_file", "train.jsonl")
-    dev = {"squad1": "dev.json", "choice": "choice.jsonl", "write": "pairs.jsonl", "reply": "turns.jsonl"}.get(
-        settings.get("task", ""), "train.jsonl"
-    )
-    files: dict[str, Any] = {"train_file": str(start / file), "dev_file": str(start / dev)}
+    dev = {
+        "squad1": "dev.json",
+        "choice": "choice.jsonl",
+        "retrieve": "pairs.jsonl",
+        "write": "sources.jsonl",
+        "reply": "turns.jsonl",
+    }
+    dev = dev.get(settings.get("task", ""), "train.jsonl")
+    files: dict[str, Any] = {"train_file": file and str(start / file), "dev_file": str(start / dev)}
+    if text := settings.get("retrieve.unsupervised"):
+        files["retrieve.unsupervised"] = str(start / text)
     if several := settings.get("tasks"):
         files = {
             "tasks": [
@@ -288,6 +338,8 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
                 for name, count in zip(several, (40, 10), strict=True)
             ]
         }
+    if unlabelled := settings.get("unlabelled.file"):
+        files["unlabelled.file"] = str(start / unlabelled)
     files["init"] = str(start / "model")
     run = build_run(FinetuneRun, options={**FINETUNE, **settings, **files}).run
     try:

@@ -194,7 +194,7 @@ def test_held_out_measures_are_those_of_the_definition(network: Network, tiny_pr
         parts.append(batch)
     tokenizer = load_tokenizer(tiny_prepared / "tokenizer")
     with torch.no_grad():
-        found = held_out(network, parts, tokenizer.token_lengths)
+        found = held_out(network, parts, tokenizer.token_lengths, tokenizer.token_characters)
         nats = right = tokens = num_bytes = 0.0
         for batch in parts:
             hidden = network.encode(tensors(batch))
@@ -208,6 +208,7 @@ def test_held_out_measures_are_those_of_the_definition(network: Network, tiny_pr
     assert found["perplexity"] == pytest.approx(math.exp(nats / tokens), rel=1e-4)
     assert found["accuracy"] == pytest.approx(right / tokens)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / num_bytes, rel=1e-5)
+    assert found["bits_per_character"] == found["bits_per_byte"], "this text is ASCII"
 
 
 def test_sentence_accuracy_counts_labelled_pairs_only(network: Network, tiny_prepared: Path) -> None:

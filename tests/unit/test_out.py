@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from remask import artifacts
-from remask.artifacts import PAGE_MARK, claim, publish, put_new, work_on, write_page
+from remask.artifacts import PAGE_MARK, claim, once, publish, put_new, work_on, write_page
 from remask.errors import ConfigError, OutputError, Stopped, UnavailableError
 
 
@@ -179,3 +179,24 @@ def test_work_without_pieces_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
         _stopped(tmp_path / "out", {"a": 1})
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_done_once_is_read_afterwards(tmp_path: Path) -> None:
+    record, made = tmp_path / "stage" / "done.json", []
+
+    def make() -> dict[str, Any]:
+        made.append(1)
+        return {"score": (0.5, len(made))}
+
+    assert once(record, make) == once(record, make) == {"score": [0.5, 1]}
+    record.write_text("{")  # cut by a power failure
+    assert once(record, make) == {"score": [0.5, 2]}
+
+
+def test_pieces_without_a_readable_key_are_not_used(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(Stopped):
+        _stopped(out, {"a": 1}, b"a")
+    (tmp_path / ".out.work" / "key.json").write_text("{")
+    with pytest.raises(ConfigError, match="another command began this file"):
+        _begin(out, {"a": 1})

@@ -36,6 +36,18 @@ export async function listModels() {
   return (await call("v1/models", {})).models;
 }
 
+const maps = new Map(); // id of an index -> its map, asked for once
+
+/** The points of an index's map. */
+export function collectionMap(id) {
+  if (!maps.has(id)) {
+    const asked = call(`v1/map?model=${encodeURIComponent(id)}`, {});
+    asked.catch(() => maps.delete(id)); // the next one asks again
+    maps.set(id, asked);
+  }
+  return maps.get(id);
+}
+
 /** The answers, one an input. */
 export async function ask(path, body, signal) {
   const options = { method: "POST", body: JSON.stringify(body), signal };

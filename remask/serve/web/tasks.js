@@ -7,7 +7,8 @@
 
 import { attention, headWeights } from "./attention.js";
 import { count, decimal, el, percent, quiet } from "./dom.js";
-import { answer, bars, candidate, entities, similarities, tokenCount, tokens } from "./views.js";
+import { collection, ranking } from "./search.js";
+import { answer, bars, candidate, entities, isPart, similarities, tokenCount, tokens } from "./views.js";
 
 const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 const words = (text) => text.split(",").map((word) => word.trim()).filter(Boolean);
@@ -43,7 +44,10 @@ const fillMask = {
     });
     return el("div", {}, ...groups);
   },
-  say: (found) => `Likeliest: ${found[0].token_str.trim()}, ${percent(found[0].score)}`,
+  say(found) {
+    const best = found.find((fill) => !isPart(fill.token_str)) ?? found[0];
+    return `Likeliest: ${best.token_str.trim()}, ${percent(best.score)}`;
+  },
 };
 
 function showLabel({ label, score, scores, labels }) {
@@ -55,6 +59,34 @@ function showLabel({ label, score, scores, labels }) {
 function sayLabel({ label, score }) {
   return label === null ? decimal(score) : `${label}, ${percent(score)}`;
 }
+
+/** "positive = great, good" a line -> {positive: ["great", "good"]}; lines without a word are left out. */
+function labelWords(text) {
+  const pairs = lines(text).map((one) => [one.split("=")[0].trim(), words(one.split("=").slice(1).join("="))]);
+  return Object.fromEntries(pairs.filter(([label, said]) => label && said.length));
+}
+
+const prompt = {
+  name: "Prompt",
+  cuts: true,
+  fields: [
+    text("text", "Text", 3, "The delivery came early and everything works."),
+    text("patterns", "Patterns with {text} and <mask>, one a line", 2, "{text} All in all it was <mask>."),
+    text("words", "Words for each label, one label a line", 3, "positive = great, good\nnegative = bad, terrible"),
+  ],
+  request(values) {
+    const patterns = lines(values.patterns);
+    const said = labelWords(values.words);
+    if (!values.text.trim()) return wait("Write a text.");
+    if (!patterns.length || !patterns.every((one) => one.includes("{text}") && /<mask>|\[MASK\]/.test(one))) {
+      return wait("Write patterns that hold {text} and <mask>.");
+    }
+    if (Object.keys(said).length < 2) return wait("Write words for at least two labels: label = word, word");
+    return { inputs: values.text, patterns, words: said };
+  },
+  show: showLabel,
+  say: sayLabel,
+};
 
 const classify = {
   name: "Classify",
@@ -246,8 +278,41 @@ const write = {
   say: (found) => `Written: ${found.text}`,
 };
 
+const search = {
+  name: "Search",
+  wide: true,
+  fields: [
+    line("query", "Look for", ""),
+    { key: "top", label: "Passages", kind: "number", min: 1, max: 100, start: "5" },
+    { ...choice("way", "Show", () => ["side by side", "both as one"]), start: "side by side" },
+  ],
+  request({ query, top }) {
+    if (!query.trim()) return wait("Write what to look for.");
+    const wanted = Math.max(1, Math.min(100, Math.round(Number(top)) || 5));
+    return { inputs: query, top_k: wanted, lists: true, point: true };
+  },
+  show(found, values, { body, model }) {
+    const one = (name, hits) => ranking(name, hits, body.inputs);
+    const lists = values.way === "both as one"
+      ? [one("Vectors and words as one", found.hits)]
+      : [one("By vectors", found.vectors), one("By words", found.words)];
+    const { passages, documents } = model.index;
+    return el(
+      "div",
+      {},
+      el("div", { class: lists.length > 1 ? "columns two" : "columns" }, ...lists),
+      el("h2", { class: "part" }, `Map of ${count(passages, "passage")} of ${count(documents, "document")}`),
+      collection(model.id, found),
+    );
+  },
+  say({ hits }) {
+    return hits.length ? `${count(hits.length, "passage")}, the first of ${hits[0].id}` : "Nothing found";
+  },
+};
+
 export const TASKS = {
-  "fill-mask": fillMask, classify, pairs, tag, answer: answerTask, choose, write, rank, embed, tokenize,
+  search,
+  "fill-mask": fillMask, prompt, classify, pairs, tag, answer: answerTask, choose, write, rank, embed, tokenize,
   attention: look,
 };
 

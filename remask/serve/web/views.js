@@ -22,10 +22,18 @@ export function bars(caption, rows) {
   return el("table", { class: "bars", "aria-label": caption }, el("tbody", {}, ...body));
 }
 
+// Scripts whose words are written without spaces: nothing in them is a piece of the word before it.
+const SCRIPTS = ["Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan"];
+const SPACELESS = new RegExp(`^[${SCRIPTS.map((name) => `\\p{Script=${name}}`).join("")}]`, "u");
+
+/** Whether a token is no more than a part of a character, which nobody can read. */
+export const isPart = (text) => text.includes("\ufffd");
+
 /** A candidate for a mask: words as they are, pieces that join the word before them with a sign for that. */
 export function candidate(text) {
+  if (isPart(text)) return el("span", { class: "soft" }, "part of a character");
   if (text.startsWith(" ") && text.trim()) return visible(text.slice(1));
-  if (!/^\p{L}/u.test(text)) return visible(text);
+  if (!/^\p{L}/u.test(text) || SPACELESS.test(text)) return visible(text);
   return [el("span", { class: "sign", "aria-hidden": "true" }, "\u2026"), hidden("joined: "), text];
 }
 

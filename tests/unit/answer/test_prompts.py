@@ -7,27 +7,32 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import remask
 from remask.errors import DataError
 from remask.exports.hf import export_hf
 from remask.model.interop import PROMPTS_JSON, read_prompts
 from remask.model.network import build_network
-from remask.model.settings import HeadSettings, ModelSettings
+from remask.model.settings import HeadSettings, ModelSettings, Pooling
 from remask.model.store import save_model
+from remask.schema import Batch
 from remask.tasks.kinds import KINDS, TASK_JSON, StoredTask
+from remask.tasks.retrieve import Retrieve
 from remask.tasks.settings import RowSettings, TableSettings
 
 PROMPTS = {"query": "ask: ", "document": "text: "}
 TEXTS = ["The dog.", "Mary Shelley wrote it"]
 
 
-def made(folder: Path, tokenizer: Path, prompts: dict[str, str]) -> Path:
+def made(
+    folder: Path, tokenizer: Path, prompts: dict[str, str], pooling: Pooling = "mean", kind: str = "classify"
+) -> Path:
     settings = ModelSettings(
         vocab_size=300, hidden_size=32, num_heads=4, num_layers=2, ffn_size=48, max_length=40, init_std=0.3
     )
-    stored = StoredTask("classify", KINDS["classify"], (), "accuracy", TableSettings(), RowSettings(), prompts)
-    network = build_network(settings, HeadSettings(pooling="mean"), seed=1)
+    stored = StoredTask(kind, KINDS[kind], (), KINDS[kind].metric, TableSettings(), RowSettings(), prompts)
+    network = build_network(settings, HeadSettings(pooling=pooling), seed=1)
     save_model(folder, network, tokenizer, extra={TASK_JSON: stored.to_json()})
     return folder
 
@@ -84,3 +89,23 @@ def test_exports_keep_them_where_sentence_transformers_looks(folder: Path, tmp_p
     card = (tmp_path / "hf" / "README.md").read_text()
     assert 'model.encode(["A text.", "Another."], prompt_name="query")' in card
     assert 'model.embed(["A text.", "Another."], prompt="document")' in card
+
+
+@pytest.mark.parametrize("pooling", ["first", "mean"])
+def test_states_of_a_graph_are_pooled_as_the_network_pools_them(
+    tmp_path: Path, tiny_tokenizers: dict[str, Path], pooling: Pooling
+) -> None:
+    """A graph leaves states where padding was; `int8 --eval` scores rankings through it."""
+    reader = remask.load(made(tmp_path / "m", tiny_tokenizers["byte-bpe"], {}, pooling, "retrieve")).reader
+    rows = Retrieve().text_rows(TEXTS, ["a"], reader.tokenizer, reader.frame(), RowSettings())
+    network = reader.loaded.network
+
+    def graph(batch: Batch) -> dict[str, np.ndarray]:
+        with torch.inference_mode():
+            states = network.encode(batch.map(torch.as_tensor)).numpy().copy()
+        states[np.arange(states.shape[1]) >= batch.lengths_B[:, None]] = 9.0
+        return {"last_hidden_state": states}
+
+    vectors = np.stack(reader.outputs(rows, reader.forward_of(graph)))
+    expected = remask.load(tmp_path / "m").embed([*TEXTS, "a"], normalize=False)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)

@@ -91,6 +91,16 @@ def test_compare_says_what_keeps_numbers_from_being_compared(tmp_path: Path) -> 
     assert "nats per masked token" in (tmp_path / "c.html").read_text()
 
 
+def test_a_page_that_its_own_command_wrote_is_shown_or_copied(tmp_path: Path) -> None:
+    page = Page("Fine-tuning: classify").html()
+    (tmp_path / "report.html").write_text(page)
+    done = CliRunner().invoke(cli, ["report", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip() == str(tmp_path / "report.html")
+    CliRunner().invoke(cli, ["report", str(tmp_path), "--out", str(tmp_path / "copy.html")])
+    assert (tmp_path / "copy.html").read_text() == page == (tmp_path / "report.html").read_text()
+
+
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(MissingInputError):
         read_run(tmp_path / "none")

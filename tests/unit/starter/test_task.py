@@ -98,3 +98,18 @@ def test_sentences_are_held_out_with_one_word_hidden(tmp_path: Path) -> None:
         assert sample.masked.replace("<mask>", sample.hidden) in held
     assert samples == sample_sentences(found, seed=0)
     assert samples != sample_sentences(found, seed=1)
+
+
+def test_a_chinese_sentence_hides_a_word_between_particles(tmp_path: Path) -> None:
+    text = "北京是中华人民共和国的首都，也是全国的政治中心。"
+
+    def fill(aside: Path) -> dict[str, object]:
+        with DocumentWriter(aside, "c.heldout.00000") as writer:
+            writer.add(text, [0], "a")
+        shard = {"name": "c.heldout.00000", "source": "c", "split": "heldout", "documents": 1, "bytes": 0}
+        return {"documents": 1, "shards": [shard]}
+
+    artifacts.publish(tmp_path / "d", STAGE, fill)
+    (sample,) = sample_sentences(read_documents(tmp_path / "d"), seed=0)
+    assert sample.hidden in ("首都", "全国")
+    assert sample.masked.replace("<mask>", sample.hidden) == text

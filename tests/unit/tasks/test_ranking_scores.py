@@ -27,7 +27,8 @@ def test_values_by_hand() -> None:
 
 
 def test_the_official_code_agrees() -> None:
-    measures = pytest.importorskip("ir_measures")
+    import ir_measures as measures
+
     rng = np.random.default_rng(3)
     qrels, run, gains, relevant = [], [], [], []
     for query in range(30):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 
 import pytest
 
+from remask.errors import UnavailableError
+from remask.text import clean
 from remask.text.clean import join_lines, normalise, reason_to_drop, wrong_language
 from remask.text.settings import CleanSettings, LanguageSettings
 
@@ -95,3 +98,19 @@ def test_time_is_linear_in_hostile_text() -> None:
     for text in (" " * 2_000_000 + "x", "a \n" * 500_000, "\t" * 1_000_000 + "\nx", "x\u00a0" * 500_000):
         for whitespace in ("keep", "trim", "collapse"):
             normalise(text, CleanSettings(whitespace=whitespace))
+
+
+def test_chinese_is_folded_to_one_script_or_kept() -> None:
+    pytest.importorskip("opencc", reason="the zh extra is not installed")
+    text = "頭髮和皇后，台湾的圖書館 English"
+    assert normalise(text, CleanSettings()) == text
+    assert normalise(text, CleanSettings(chinese="simplified")) == "头发和皇后，台湾的图书馆 English"
+    assert normalise("头发", CleanSettings(chinese="traditional")) == "頭髮"
+
+
+def test_folding_without_the_extra_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opencc", None)
+    clean._folding.cache_clear()
+    with pytest.raises(UnavailableError, match=r"chinese = simplified: .*pip install .*\[zh\]"):
+        clean.check_folding(CleanSettings(chinese="simplified"))
+    clean.check_folding(CleanSettings())

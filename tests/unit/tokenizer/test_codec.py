@@ -132,6 +132,13 @@ def test_offsets_are_characters_without_the_space_before_a_word(
     assert covered.replace(" ", "") == text.replace(" ", "")
 
 
+def test_characters_are_counted_where_they_begin(small_bpe: Tokenizer) -> None:
+    text = "a 漢字 😀 é"
+    ids = small_bpe.encode(text)
+    assert small_bpe.token_characters[ids].sum() == len(text)
+    assert small_bpe.token_lengths[ids].sum() == len(text.encode())
+
+
 def test_token_bytes_say_what_each_id_stands_for(small_bpe: Tokenizer) -> None:
     ids = small_bpe.encode("Füße 狐狸")
     assert b"".join(small_bpe.token_bytes[i] for i in ids).decode() == "Füße 狐狸"

@@ -111,6 +111,8 @@ def test_a_rate_orders_above_the_rule_is_warned_of(optimizer: str) -> None:
     assert "times the paper's rule" in said(0.5)
     assert "times the paper's rule" in said(0.5, hidden_size=768)
     assert said(5e-4) == ""
+    heads_alone = TrainSettings(learning_rate=0.5, trainable_top_layers=0)
+    assert warnings(FACTS, heads_alone) == []
 
 
 def counts(examples: int, real: int, false: int) -> dict[str, dict[str, dict[str, int]]]:

@@ -1,0 +1,78 @@
+"""A served index: from queries in a request to the JSON of what was found. Runs in the engine's process.
+
+The query's vector comes from the index's own model, in a batch with whatever else is asked of it. Not here: how
+anything is found (finding/index).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from remask.artifacts import MANIFEST
+from remask.errors import DataError
+from remask.finding.encode import QUERY, prompt_name
+from remask.finding.index import STAGE, Hit, Index, Seeker, open_index
+from remask.finding.map import place_of
+
+
+def opened(path: Path) -> Index | None:
+    """The index of a folder, ready for its first query; None: the folder holds something else."""
+    try:
+        stage = json.loads((path / MANIFEST).read_bytes())["stage"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if stage != STAGE:
+        return None
+    index = open_index(path)
+    _ = index.words, index.map_vectors
+    return index
+
+
+def model_of(index: Index) -> Path:
+    """The folder of the index's model, which must still be the same."""
+    from remask.finding.index import same_model
+
+    return same_model(index.model_path, index.model_fingerprint)
+
+
+def facts(index: Index) -> dict[str, int]:
+    return {"passages": len(index), "documents": int(index.artifact.counts["documents"])}
+
+
+def ask(index: Index | None, model: Any, inputs: Sequence[str], options: dict[str, Any]) -> list[Any]:
+    """The question of a piece: its queries' vectors."""
+    if index is None:
+        raise DataError("this model is no index; GET /v1/models lists those that can search")
+    prompt = prompt_name(model.prompts, index.run.query_prompt, QUERY, model.folder)
+    return [model.questions.embed(list(inputs), prompt=prompt, long_texts="cut")]
+
+
+def written(index: Index, model: Any, inputs: Sequence[str], options: dict[str, Any], said: list[Any]) -> list[bytes]:
+    """What each query finds, as JSON."""
+    seeker, vectors, top = Seeker(index, model, None), said[0], options["top_k"]
+    ways: dict[str, Any] = {"hits": options["by"]} | (
+        {"vectors": "vectors", "words": "words"} if options["lists"] else {}
+    )
+    found = {name: seeker.found(inputs, vectors, by, top) for name, by in ways.items()}
+    answers = []
+    on_map = options["point"]
+    for number, vector in enumerate(vectors):
+        one: dict[str, Any] = {
+            name: [_shown(index, hit, on_map) for hit in hits[number]] for name, hits in found.items()
+        }
+        if on_map:
+            one["point"] = place_of(index, vector)
+        answers.append(orjson.dumps(one))
+    return answers
+
+
+def _shown(index: Index, hit: Hit, on_map: bool) -> dict[str, Any]:
+    around = index.hit(hit.row, hit.score, around=True)
+    values = replace(hit, before=around.before, after=around.after).to_json()
+    return values | ({"point": place_of(index, index.vector(hit.row))} if on_map else {})
