@@ -60,6 +60,7 @@ def _commands() -> list[Command]:
         Command("prepare", quick="--rounds 1 --megabytes 1 --vocab-size 2048"),
         Command("serve", quick="--size tiny --rounds 1 --texts 20 --requests 60 --seconds 2 --slow 10"),
         Command("serve", "--precision int8 --parts load", "--size tiny --rounds 1 --texts 20 --requests 60"),
+        Command("write", quick=f"{TINY} --steps 2 --batch 4 --length 8 --longest 6 --decode-batches 1"),
         Command("search", quick="--rounds 1 --passages 20000 --queries 3"),
         Command("time_to_loss"),
     ]
@@ -102,6 +103,8 @@ def _claims() -> dict[str, Claim]:
     found["serve, throughput, base, int8, 16 clients"] = Claim(3.0, 4.0)
     found["serve, throughput, base, bf16, 16 clients"] = Claim(1.6, 1.9)
     found["Muon's step beside AdamW's, small, 2,048 tokens a step, bf16"] = Claim(1.3, 1.15, more=False)
+    found["training to write, small, 24 tokens a side, batch 16, bf16"] = Claim(1.5, 2.0)
+    found["writing, small, beam 4, batch 16, bf16"] = Claim(1.5, 3.0)
     found["training on pairs, small, batch 64, bf16"] = Claim(1.5, 2.5)
     found["embedding, small, mixed lengths of 64, bf16"] = Claim(1.5, 2.5)
     # Milliseconds rather than times a peer.

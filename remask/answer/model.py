@@ -16,18 +16,20 @@ import numpy as np
 import torch
 
 from remask import signals
-from remask.answer.attention_maps import attention_maps
+from remask.answer.attention_maps import attention_maps, look_across
 from remask.answer.int8 import to_int8
 from remask.answer.questions import LongTexts, Pair, Question, Questions, ResultT
 from remask.answer.reader import Reader, open_reader
 from remask.answer.runner import BATCH_TOKENS, Check, Reading, Row, Runner
 from remask.answer.settings import Int8Settings
+from remask.config import build_values
 from remask.errors import DataError, UnavailableError
 from remask.model.packed import for_answers
 from remask.model.settings import Pooling
 from remask.precision import Format, base_format
-from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized
+from remask.tasks.records import Answer, Choice, CrossLook, Encoded, Entity, Fill, Label, Ranked, Tokenized, Written
 from remask.tasks.rows import Rows
+from remask.tasks.settings import DecodeChanges, MaskOrder
 
 
 def load(
@@ -184,6 +186,45 @@ class Model:
         """
         return self._now(self.questions.choose(text, options, question, long_texts=long_texts))
 
+    @overload
+    def write(
+        self, texts: str, *, order: MaskOrder | None = None, long_texts: LongTexts = "model", **decode: Any
+    ) -> Written: ...
+
+    @overload
+    def write(
+        self,
+        texts: Sequence[str | tuple[str, ...]],
+        *,
+        order: MaskOrder | None = None,
+        long_texts: LongTexts = "model",
+        **decode: Any,
+    ) -> list[Written]: ...
+
+    def write(
+        self,
+        texts: str | Sequence[str | tuple[str, ...]],
+        *,
+        order: MaskOrder | None = None,
+        long_texts: LongTexts = "model",
+        **decode: Any,
+    ) -> Written | list[Written]:
+        """What the model writes about each text (a tuple: its sentences or turns); for one text its own record.
+
+        `decode`: beams, length_penalty, no_repeat, max_length, by ("sampling"), temperature, top_k, top_p, seed; what
+        is not said is as the model was scored. A model without a decoder continues a text by filling masks after it,
+        in the `order` "left" (to right) or "certainty" (the surest first).
+        """
+        several = [texts] if isinstance(texts, str) else list(texts)
+        changes = build_values(DecodeChanges, decode, place="write")
+        answers = self._now(self.questions.write(several, changes, order, long_texts))
+        return answers[0] if isinstance(texts, str) else answers
+
+    def look_across(self, text: str | tuple[str, ...], written: str) -> CrossLook:
+        """Where each token of a text that was written looks in its source: the decoder's attention."""
+        with torch.inference_mode(), self.runner.products():
+            return look_across(self.reader, self.runner, text, written)
+
     def embed(
         self,
         texts: Sequence[str],
@@ -261,4 +302,5 @@ class Model:
 
     def outputs(self, rows: Rows, check: Check = signals.check) -> list[np.ndarray]:
         """What the head of its task says about encoded rows; `check` is called after every batch."""
-        return self.runner.outputs(rows, self.reader.task.kind, check)
+        task = self.reader.task
+        return self.runner.outputs(rows, task.kind, check, task.drafting)

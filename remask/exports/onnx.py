@@ -70,6 +70,11 @@ def export_onnx(
     for name in ("onnx", "onnxscript", "onnxruntime"):
         need(name)  # before any work
     source, tokenizer = open_with_tokenizer(model, embedding, pooling)
+    if source.heads.writer is not None:
+        raise DataError(
+            f"{source.folder}: writes token by token, for which there is no graph; --to hf makes a folder for "
+            "transformers, --embedding exports the encoder alone"
+        )
     if tokenizer.vocab_size > source.settings.vocab_size:
         raise DataError(
             f"{source.folder}: the tokenizer has {tokenizer.vocab_size:,} entries, the model only "

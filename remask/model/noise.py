@@ -9,6 +9,7 @@ and what is kept is scaled by exactly the realised one. On the CPU the bits are 
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,8 @@ class Site(IntEnum):
     LORA_OUTPUT = 10
     LORA_UP = 11
     LORA_DOWN = 12
+    CROSS = 13
+    CROSS_PROBABILITIES = 14
 
 
 class Noise:
@@ -55,6 +58,12 @@ class Noise:
             example_ids = example_ids.cpu().numpy()
         ids_B = np.asarray(example_ids, dtype=np.int64).view(np.uint64)
         self._keys_B = _mix(_mix(_mix(_word(seed)) + _word(step)) + ids_B)
+
+    def apart(self) -> Noise:
+        """Other noise for the same rows: a decoder that shares the encoder's layers must not repeat its noise."""
+        other = copy.copy(self)
+        other._keys_B = _mix(self._keys_B + _word(-1))
+        return other
 
     def dropped(self, layer: int, site: Site, prob: float, counts: Sequence[int], device: torch.device) -> torch.Tensor:
         """The first counts[b] decisions of every row b, end to end, as int8: 1 drop, 0 keep."""
@@ -76,6 +85,18 @@ class Noise:
         counts = [length * x_TD.shape[1] for length in lengths]
         dropped_TD = self.dropped(layer, site, prob, counts, x_TD.device).view_as(x_TD)
         return _Drop.apply(x_TD, dropped_TD.sub_(1), keep_scale(prob))
+
+    def dropped_pairs(
+        self, layer: int, prob: float, targets: Sequence[int], sources: Sequence[int], num_heads: int,
+        size: tuple[int, int], device: torch.device,
+    ) -> torch.Tensor:  # fmt: skip
+        """Probabilities to drop where targets[b] tokens look at sources[b] others: dropped_BNLS, padded to `size`."""
+        counts = [num_heads * target * source for target, source in zip(targets, sources, strict=True)]
+        flat = self.dropped(layer, Site.CROSS_PROBABILITIES, prob, counts, device)
+        dropped_BNLS = flat.new_zeros((len(counts), num_heads, *size))
+        for row, part in enumerate(flat.split(counts)):
+            dropped_BNLS[row, :, : targets[row], : sources[row]] = part.view(num_heads, targets[row], sources[row])
+        return dropped_BNLS
 
     def dropped_square(
         self, layer: int, prob: float, lengths: Sequence[int], num_heads: int, width: int | None, size: int, device: Any

@@ -7,6 +7,7 @@ needs the papers' benchmarks only the run is built (--print-config); so with que
 from __future__ import annotations
 
 import csv
+import json
 import random
 import re
 import shlex
@@ -82,6 +83,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "few.csv").write_text("text,label\n" + "".join(few))
     pairs = [f"Where is lift {n}?,The lift of house {n} is behind the stair.\n" for n in range(20)]
     (tmp_path / "pairs.csv").write_text("question,answer\n" + "".join(pairs))
+    texts = [{"en": passage("lift", 1), "de": passage("rent", 1)} for _ in range(30)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in texts))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
