@@ -385,7 +385,7 @@ class View:
             return False
         if self.sight.hidden_tokens_BS is not None or settings.prefix_length or torch.compiler.is_exporting():
             return False
-        if has_kernel(qkv_TM.device, qkv_TM.dtype):
+        if qkv_TM.is_cuda and has_kernel(qkv_TM.device, qkv_TM.dtype):
             return True
         return settings.attention_kernel == "varlen" and (noise is None or settings.attention_dropout == 0.0)
 

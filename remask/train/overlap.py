@@ -39,11 +39,11 @@ class _Bucket:
 
 
 class GradientSums:
-    """See above. On one rank there is nothing to do."""
+    """See above."""
 
     def __init__(self, world: World, parameters: Sequence[Tensor]) -> None:
         self._world = world
-        self._buckets = [_Bucket(part) for part in _runs(parameters, BUCKET_ELEMENTS)] if world.size > 1 else []
+        self._buckets = [_Bucket(part) for part in _runs(parameters, BUCKET_ELEMENTS)]
         self._of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
         self._unused: set[Tensor] = set()  # had no gradient on any rank in the last step: not worth waiting for
         self._next = 0  # the first bucket that is not sent

@@ -69,8 +69,8 @@ class Session:
         self.precision = Precision("fp32", self.device)  # until settle_precision
         self._narrow = NarrowWeights(self.model) if job.settings.weights == "bf16-master" else None
         self.optimizer = Optimizer(self.model, job.settings, self.shards)
-        whole = [] if self._gathered is not None else _backward_order(self.model)
-        self._sums = GradientSums(world if whole else World(), whole)
+        is_shared = world.size > 1 and self._gathered is None
+        self._sums = GradientSums(world, _backward_order(self.model)) if is_shared else None
         self._after_update = _listeners(self.model)
         self._average = Average(self.model, job.settings.ema_decay) if job.settings.ema_decay else None
         self.guard = StepGuard(job.settings.spike_sigmas)
@@ -165,7 +165,7 @@ class Session:
 
     def sending(self) -> AbstractContextManager[None]:
         """For the last backward pass of a step, inside of `narrowed`: gradients go to the other ranks as they come."""
-        if not self.settings.overlap:
+        if self._sums is None or not self.settings.overlap:
             return nullcontext()
         return self._sums.sending(lambda p: p.grad if self._narrow is None else self._narrow.gradient(p))
 
@@ -182,11 +182,11 @@ class Session:
 
     def finish_passes(self, totals: Mapping[str, list[Any]], counts: Mapping[str, float]) -> Step:
         """Gradients and sums of all ranks, once the own micro-batches are done."""
-        if self._gathered is None:
-            self._sums.finish()
-        else:
+        if self._gathered is not None:
             self._gathered.release()
             self.optimizer.take_gradients()
+        elif self._sums is not None:
+            self._sums.finish()
         # A rank whose rows have no such metric must still take part in the sum: names are learned once, then fixed.
         self._metric_names.update(key for key in totals if key.startswith(_METRIC))
         keys = sorted({*counts, *self._metric_names})

@@ -39,4 +39,4 @@ def test_a_pretraining_step_runs_through_few_files(
     }  # fmt: skip
     quiet = Progress(quiet=True)
     remask.pretrain(data=tiny_prepared, steps=4, out=tmp_path / "out", settings=settings, progress=quiet)
-    assert 10 < len(files) <= MOST_FILES, sorted(files)
+    assert 10 < len(files) <= MOST_FILES, " ".join(sorted(files))
