@@ -195,6 +195,9 @@ def finetune(
     text: str | None = None,
     text2: str | None = None,
     label: str | None = None,
+    source: str | None = None,
+    target: str | None = None,
+    target_tokenizer: StrPath | None = None,
     pattern: str | Sequence[str] | None = None,
     words: Mapping[str, Sequence[str]] | None = None,
     seeds: int | None = None,
@@ -211,11 +214,13 @@ def finetune(
 ) -> dict[str, Any]:
     """Teach a pretrained model a task of your own or of the papers.
 
-    `task`: classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, or a named one such as "glue:sst2".
-    `init`: the model to start from. `train`, `dev`: labelled files; without `dev` a fifth of `train` is set aside.
-    `text`, `text2`, `label`: columns. `data`: the folder of a named task's files, instead of `train` and `dev`.
-    `pattern`, `words`: for a prompt, see `Model.prompt`. Of task retrieve: `query`, `positive`, `negative` are columns,
-    `unsupervised` is text to make pairs from in place of `train`, and `distil` a cross-encoder to learn from.
+    `task`: classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, write, translate, summarise, reply,
+    or a named one such as "glue:sst2". `init`: the model to start from. `train`, `dev`: labelled files; without `dev` a
+    fifth of `train` is set aside. `text`, `text2`, `label`: columns. `data`: the folder of a named task's files,
+    instead of `train` and `dev`. `pattern`, `words`: for a prompt, see `Model.prompt`. Of a task that writes: `source`,
+    `target` are columns, `target_tokenizer` the targets' own vocabulary. Of task retrieve: `query`, `positive`,
+    `negative` are columns, `unsupervised` is text to make pairs from in place of `train`, and `distil` a cross-encoder
+    to learn from.
 
     The result has `metrics`, `spread` over the seeds, `notes`, and `model`, the folder of the best seed's model.
 
@@ -229,6 +234,7 @@ def finetune(
     keywords = {
         "task": task, "init": init, "train_file": train, "dev_file": dev, "data": data, "table.text": text,
         "table.text2": text2, "table.label": label, "seeds": seeds, "train.epochs": epochs, "learn": learn,
+        "table.source": source, "table.target": target, "target_tokenizer": target_tokenizer,
         "table.query": query, "table.positive": positive, "table.negative": negative,
         "retrieve.unsupervised": unsupervised, "retrieve.distil": distil,
         **_prompt(pattern, words),
@@ -370,7 +376,7 @@ def export(
     built = _run(ExportRun, None, run, {"model": model, "to": to, "embedding": embedding}, settings)
     measure = None
     if built.eval_file is not None:
-        from remask.evaluation.export_scores import scorer
+        from remask.answer.scores import scorer
 
         measure = scorer(built.model, built.eval_file, built.columns())
     return write(built, Path(out), measure)

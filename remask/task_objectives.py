@@ -17,6 +17,7 @@ from remask.schema import Batch, Loss, LossPart, Objective
 from remask.tasks.kind import Sums, TaskKind, TaskLoss
 from remask.tasks.retrieve import PairTable, Retrieve, compare_pairs
 from remask.tasks.settings import LossSettings
+from remask.tasks.write import Write
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +49,7 @@ class TaskObjective:
         return {name: counts[name] for name in self.weights}
 
     def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
-        counts = self.counts(batch)
+        counts = self.counts(batch.known)
         noise = None if step is None else self._noise(step, batch)
         logits, right, passes = self._passes(model, batch, noise)
         sums: dict[str, Any] = {}
@@ -67,11 +68,15 @@ class TaskObjective:
         """Dropout of a step; `again`: of a second pass, from a stream of its own."""
         from remask.model.noise import Noise
 
-        return Noise(self.seed + (_SECOND_PASS if again else 0), step, batch.example_ids_B)
+        return Noise(self.seed + (_SECOND_PASS if again else 0), step, batch.known.example_ids_B)
 
     def _passes(self, model: Any, batch: Batch, noise: Any) -> tuple[torch.Tensor, Any, list[Sums]]:
         """Logits of the texts as they are, how many were right, and the loss of every pass: of those texts, then of
         embeddings that follow the gradient. Dropout is the same in all of them."""
+
+        if isinstance(self.kind, Write):  # which has no logits to compare, and a decoder that reads embeddings too
+            sums, right = self.kind.losses(model, batch, noise, self.plan)
+            return sums["task"], right, [sums]
 
         def loss(moved_TE: torch.Tensor | None = None) -> tuple[torch.Tensor, Sums, Any]:
             with _moved(model, moved_TE):

@@ -66,7 +66,7 @@ class Told:
 def make_models(folder: Path, tokenizer: Path, hostile: Sequence[str]) -> dict[str, Path]:
     """id -> folder; untrained, two narrow layers. `hostile` become the labels of two of them."""
     from remask.model.network import build_network
-    from remask.model.settings import HeadSettings, ModelSettings
+    from remask.model.settings import HeadSettings, ModelSettings, WriterSettings
     from remask.model.store import save_model
     from remask.tokenizer import load_tokenizer
 
@@ -87,6 +87,7 @@ def make_models(folder: Path, tokenizer: Path, hostile: Sequence[str]) -> dict[s
         "names": (HeadSettings(masked_lm=False, num_tags=len(tags)), tags),
         "answers": (HeadSettings(masked_lm=False, span=True), None),
         "choices": (HeadSettings(masked_lm=False, choice=True), None),
+        "writes": (HeadSettings(writer=WriterSettings()), None),
         "hostile": (HeadSettings(masked_lm=False, num_classes=len(hostile)), list(hostile)),
         "hostile-names": (HeadSettings(masked_lm=False, num_tags=len(hostile)), [f"B-{word}" for word in hostile]),
     }

@@ -12,12 +12,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from remask.answer.reader import Reader
+from remask.answer.runner import Runner
+from remask.errors import DataError
 from remask.model.attention import Sight, rotary_angles, rotate
+from remask.model.decoder import Source
 from remask.model.encoder import Attention
 from remask.model.hashed import attend_hashed
 from remask.model.network import Network
 from remask.model.settings import ModelSettings
 from remask.schema import Batch
+from remask.tasks.batches import collate
+from remask.tasks.records import CrossLook
+from remask.tasks.write import Write
 
 # Shapes: S tokens of the row, N heads, K width of a head.
 MAX_TOKENS = 128  # beyond it there is nothing to see, and layers x heads x tokens x tokens are millions of numbers
@@ -61,6 +68,31 @@ def attention_maps(network: Network, batch: Batch) -> np.ndarray:
         bias = sight.bias(window, scores_NSS.dtype)
         maps.append((scores_NSS if bias is None else scores_NSS + bias[0, :, 0]).softmax(-1))
     return torch.stack(maps).cpu().numpy()
+
+
+def look_across(reader: Reader, runner: Runner, text: str | tuple[str, ...], written: str) -> CrossLook:
+    """Where each token of `written`, and its end, was looking in the source when it was chosen."""
+    network = runner.network
+    if network.heads.writer is None:
+        raise DataError(f"{reader.loaded.folder.name}: has no decoder that could look at a source")
+    task = reader.tasks["write"]
+    assert isinstance(task.kind, Write)
+    passage = task.kind.passage([text] if isinstance(text, str) else list(text), (written,), "the text", task.table)
+    rows = reader.encode([passage], labelled=True, task=task)
+    batch = collate(rows, np.array([0]), runner.pad_id).map(lambda array: torch.from_numpy(array).to(runner.device))
+    size, length = batch.input_ids_BS.shape[1], batch.labels.shape[1]  # pyrefly: ignore
+    if size > MAX_TOKENS or length > MAX_TOKENS:
+        raise DataError(f"{max(size, length)} tokens: attention is shown for at most {MAX_TOKENS}")
+    seen: list[torch.Tensor] = []
+    source = Source.of(batch, network.encode(batch), network.settings.unpad)
+    network.heads.writer(network.encoder, network.targets(batch), source, None, seen)
+    probs_LNTS = torch.stack([probs[0] for probs in seen]).float().cpu().numpy()
+    own = reader.targets or reader.tokenizer
+    return CrossLook(
+        tuple(reader.tokenizer.token_text(int(token)) for token in rows.ids[0]),
+        tuple(own.token_text(int(token)) for token in (rows.labels or [[]])[0]),
+        probs_LNTS,
+    )
 
 
 def _hashed(qkv_3BNSK: torch.Tensor, sight: Sight, settings: ModelSettings, layer: int) -> torch.Tensor:

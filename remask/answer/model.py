@@ -16,16 +16,20 @@ import numpy as np
 import torch
 
 from remask import signals
-from remask.answer.attention_maps import attention_maps
+from remask.answer.attention_maps import attention_maps, look_across
+from remask.answer.int8 import to_int8
 from remask.answer.questions import LongTexts, Pair, Question, Questions, ResultT
 from remask.answer.reader import Reader, open_reader
 from remask.answer.runner import BATCH_TOKENS, Check, Reading, Row, Runner
+from remask.answer.settings import Int8Settings
+from remask.config import build_values
 from remask.errors import DataError, UnavailableError
 from remask.model.packed import for_answers
 from remask.model.settings import Pooling
-from remask.precision import Format
-from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized
+from remask.precision import Format, base_format
+from remask.tasks.records import Answer, Choice, CrossLook, Encoded, Entity, Fill, Label, Ranked, Tokenized, Written
 from remask.tasks.rows import Rows
+from remask.tasks.settings import DecodeChanges, MaskOrder
 
 
 def load(
@@ -35,11 +39,14 @@ def load(
     batch_tokens: int = BATCH_TOKENS,
     precision: Format = "fp32",
     packed: bool = True,
+    int8: Int8Settings | None = None,
 ) -> Model:
     """Open a model to use it: a run folder (its newest good checkpoint), a checkpoint, an exported or foreign folder.
 
     `batch_tokens`: how many padded tokens go through the network at once. `precision` bf16: the products are made in
-    that format, which the machine must have (`remask doctor`). `packed`: on CPUs, matrices are laid out anew for their
+    that format, which the machine must have (`remask doctor`). int8: 8-bit products on a CPU, compared with fp32 first
+    and refused (DataError) where they cost too much; `int8` says how much that is, `Model.int8_report` what it was.
+    `packed`: on CPUs, matrices are laid out anew for their
     products; that makes answers faster and takes longer than a few answers do.
 
     >>> model = remask.load("runs-out/mine")                                          # doctest: +SKIP
@@ -47,7 +54,7 @@ def load(
     ' Paris'
     """
     reader = open_reader(Path(path))
-    return Model(reader, device=device, batch_tokens=batch_tokens, precision=precision, packed=packed)
+    return Model(reader, device=device, batch_tokens=batch_tokens, precision=precision, packed=packed, int8=int8)
 
 
 class Model:
@@ -61,6 +68,7 @@ class Model:
         batch_tokens: int = BATCH_TOKENS,
         precision: Format = "fp32",
         packed: bool = True,
+        int8: Int8Settings | None = None,
     ) -> None:
         loaded = reader.loaded
         self.settings, self.heads, self.labels, self.folder = (
@@ -75,17 +83,18 @@ class Model:
         except (RuntimeError, AssertionError) as error:  # torch has one of each
             raise UnavailableError(f"device = {device}: {str(error).splitlines()[0][:160]}") from error
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
-        self.network = for_answers(network, precision, packed=packed)
+        self.precision, self.int8_report = precision, None
+        """The number format of its products; what int8 costs, where they are that."""
+        base = precision
+        if precision == "int8":
+            network, self.int8_report = to_int8(reader, network, int8 or Int8Settings())
+            base = base_format()
+        self.network = for_answers(network, base, packed=packed)
         self.runner = Runner(
-            self.network, self.tokenizer.pad_id, has_segments=reader.frame().segments, precision=precision,
+            self.network, self.tokenizer.pad_id, has_segments=reader.frame().segments, precision=base,
             batch_tokens=batch_tokens,
         )  # fmt: skip
         self.questions = Questions(reader, self.runner)
-
-    @property
-    def precision(self) -> str:
-        """The number format of its products."""
-        return self.runner.precision
 
     def __repr__(self) -> str:
         shape = f"{self.settings.num_layers} layers x {self.settings.hidden_size}"
@@ -177,6 +186,45 @@ class Model:
         """
         return self._now(self.questions.choose(text, options, question, long_texts=long_texts))
 
+    @overload
+    def write(
+        self, texts: str, *, order: MaskOrder | None = None, long_texts: LongTexts = "model", **decode: Any
+    ) -> Written: ...
+
+    @overload
+    def write(
+        self,
+        texts: Sequence[str | tuple[str, ...]],
+        *,
+        order: MaskOrder | None = None,
+        long_texts: LongTexts = "model",
+        **decode: Any,
+    ) -> list[Written]: ...
+
+    def write(
+        self,
+        texts: str | Sequence[str | tuple[str, ...]],
+        *,
+        order: MaskOrder | None = None,
+        long_texts: LongTexts = "model",
+        **decode: Any,
+    ) -> Written | list[Written]:
+        """What the model writes about each text (a tuple: its sentences or turns); for one text its own record.
+
+        `decode`: beams, length_penalty, no_repeat, max_length, by ("sampling"), temperature, top_k, top_p, seed; what
+        is not said is as the model was scored. A model without a decoder continues a text by filling masks after it,
+        in the `order` "left" (to right) or "certainty" (the surest first).
+        """
+        several = [texts] if isinstance(texts, str) else list(texts)
+        changes = build_values(DecodeChanges, decode, place="write")
+        answers = self._now(self.questions.write(several, changes, order, long_texts))
+        return answers[0] if isinstance(texts, str) else answers
+
+    def look_across(self, text: str | tuple[str, ...], written: str) -> CrossLook:
+        """Where each token of a text that was written looks in its source: the decoder's attention."""
+        with torch.inference_mode(), self.runner.products():
+            return look_across(self.reader, self.runner, text, written)
+
     def embed(
         self,
         texts: Sequence[str],
@@ -254,4 +302,5 @@ class Model:
 
     def outputs(self, rows: Rows, check: Check = signals.check) -> list[np.ndarray]:
         """What the head of its task says about encoded rows; `check` is called after every batch."""
-        return self.runner.outputs(rows, self.reader.task.kind, check)
+        task = self.reader.task
+        return self.runner.outputs(rows, task.kind, check, task.drafting)

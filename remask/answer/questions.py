@@ -8,6 +8,7 @@ each row (in order), and returns its answer. So the rows of many questions, also
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -15,6 +16,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
+from remask.answer.decoding import OnStep
+from remask.answer.mask_writing import fill_masks
 from remask.answer.prompting import empty_example, prompt_kind, with_priors
 from remask.answer.reader import Reader
 from remask.answer.runner import Reading, Row, Runner
@@ -24,18 +27,21 @@ from remask.progress import counted
 from remask.schema import Batch
 from remask.tasks.kinds import StoredTask
 from remask.tasks.race import ChoiceQuestion
-from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized
+from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized, Written
 from remask.tasks.rows import cut
-from remask.tasks.settings import PromptSettings, RowSettings
+from remask.tasks.settings import DecodeChanges, DecodeSettings, MaskOrder, PromptSettings, RowSettings
 from remask.tasks.squad import Question as Asked
 from remask.tasks.tables import Example
 from remask.tasks.tags import in_words
+from remask.tasks.write import Draft, Write, text_from
+from remask.tokenizer import Tokenizer
 
 LongTexts = Literal["model", "error", "cut", "windows"]
 Pair = tuple[str, str]
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
+_NEW_TOKENS = 20  # that an encoder alone adds to a text, unless told
 _MASKS_AT_ONCE = 128  # scores over a whole vocabulary are large
 
 
@@ -59,6 +65,26 @@ class CannotError(DataError):
     """The model has no head for that."""
 
 
+class StreamedError(DataError):
+    """A text that cannot be shown while it is written."""
+
+
+def tell_text(tokenizer: Tokenizer, say: Callable[[str], None]) -> OnStep:
+    """Hears tokens, says text: what is new whenever the characters so far are whole."""
+    ids: list[int] = []
+    told = 0
+
+    def step(chosen: Sequence[tuple[int, int]]) -> None:
+        nonlocal told
+        ids.extend(token for _, token in chosen)
+        text = tokenizer.decode(ids)
+        if len(text) > told and not text.endswith("\ufffd"):
+            say(text[told:])
+            told = len(text)
+
+    return step
+
+
 Question = Generator[tuple[list[Row], Reading], list[Any], ResultT]
 
 
@@ -76,7 +102,9 @@ class Questions:
     def methods(self) -> tuple[str, ...]:
         """What this model can do."""
         fills = ("fill_mask", "prompt") if self.reader.loaded.heads.masked_lm else ()
-        return tuple(dict.fromkeys((*fills, *self.reader.tasks, "embed", "rank", "encode", "tokenize")))
+        by_masks = ("write",) if fills else ()  # where there is no decoder
+        every = (*fills, *self.reader.tasks, *by_masks, "embed", "rank", "encode", "tokenize")
+        return tuple(dict.fromkeys(every))
 
     # ---------------------------------------------------------------------------------------------- fill-mask
 
@@ -200,14 +228,21 @@ class Questions:
     # -------------------------------------------------------------------------------------------------- tasks
 
     def _ask(
-        self, method: str, items: Sequence[Any], size: int, long_texts: LongTexts = "model"
+        self,
+        method: str,
+        items: Sequence[Any],
+        size: int,
+        long_texts: LongTexts = "model",
+        task: StoredTask | None = None,
+        on_step: OnStep | None = None,
     ) -> Question[list[Any]]:
-        """The task behind `method` about items, encoded as in training. `size`: their characters in all."""
+        """The task behind `method` about items, encoded as in training. `size`: their characters in all. `task`: the
+        same with other settings."""
         self._need(method)
         if not items:
             return []
         self.on_text(size)
-        task = self.reader.tasks[method]
+        task = task or self.reader.tasks[method]
         settings = task.rows
         if long_texts != "model":
             settings = settings.model_copy(update={"long_texts": "windows" if long_texts == "windows" else "cut"})
@@ -217,7 +252,8 @@ class Questions:
         if refuse and rows.num_cut:
             self._refuse_long(items, task, settings)
         segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
-        outputs = yield list(zip(rows.ids, segments, strict=True)), self.runner.reading(task.kind)
+        reading = self.runner.reading(task.kind, task.drafting, on_step)
+        outputs = yield list(zip(rows.ids, segments, strict=True)), reading
         self.on_text(size)
         return self.reader.read(outputs, rows, items, task)
 
@@ -255,6 +291,64 @@ class Questions:
         item = ChoiceQuestion(passage, asked, tuple(options), 0, "", _short(text))
         size = len(text) + len(question) + sum(map(len, options))
         return (yield from self._ask("choose", [item], size, long_texts))[0]
+
+    def write(
+        self,
+        texts: Sequence[str | tuple[str, ...]],
+        changes: DecodeChanges | None = None,
+        order: MaskOrder | None = None,
+        long_texts: LongTexts = "model",
+        on_step: OnStep | None = None,
+    ) -> Question[list[Written]]:
+        """`on_step` hears of the tokens of a text that is asked about alone."""
+        self._need("write")
+        changes = changes or DecodeChanges()
+        if "write" not in self.reader.tasks:
+            several = [text if isinstance(text, str) else " ".join(text) for text in _several(texts)]
+            return (yield from self._continue(several, changes, order or "left", on_step))
+        if order is not None:
+            raise DataError(f"order = {order}: is for an encoder without a decoder, which fills masks")
+        task = self.reader.tasks["write"]
+        task = replace(task, decode=changes.over(task.decode))
+        assert isinstance(task.kind, Write)
+        parts = [[text] if isinstance(text, str) else list(text) for text in _several(texts)]
+        items = [task.kind.passage(some, (), _short(" ".join(some)), task.table) for some in parts]
+        size = sum(len(item.source) for item in items)
+        return (yield from self._ask("write", items, size, long_texts, task, on_step))
+
+    def _continue(
+        self, texts: Sequence[str], changes: DecodeChanges, order: MaskOrder, on_step: OnStep | None
+    ) -> Question[list[Written]]:
+        """An encoder alone: masks after each text, filled one by one."""
+        if (changes.beams or 1) > 1:
+            raise CannotError(
+                f"{self.folder.name}: beams = {changes.beams}: this model has no decoder; it continues a text by "
+                "filling masks, one after the other (fine-tune it with --task write for a decoder)"
+            )
+        settings = changes.over(DecodeSettings(no_repeat=3))
+        count = settings.max_length or _NEW_TOKENS
+        mask_id = self.tokenizer.mask_id
+        rows = []
+        for text in texts:
+            self.on_text(len(text))
+            ids = self.tokenizer.encode(text)
+            rows.append(self._joined([np.concatenate([ids, np.full(count, mask_id, ids.dtype)])], None, text))
+        never = self.tokenizer.special_ids
+
+        def step(chosen: Sequence[tuple[int, int]]) -> None:
+            for hear in (self.runner.on_step, on_step):
+                if hear is not None:
+                    hear(chosen)
+
+        def read(batch: Batch, hidden_BSD: Tensor) -> list[Draft]:
+            return fill_masks(self.network, batch, hidden_BSD, mask_id, never, settings, order, step)
+
+        drafts = yield rows, Reading(("masks", settings, order, on_step), read)
+        written = [text_from(draft, self.tokenizer, strip=False) for draft in drafts]
+        return [
+            Written(text + more, draft.score, len(draft.ids), draft.finished, "masks")
+            for text, more, draft in zip(texts, written, drafts, strict=True)
+        ]
 
     # ------------------------------------------------------------------------------------------------ vectors
 

@@ -8,7 +8,7 @@ graph. Not here: batches and the network (runner), what may be asked (questions)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ import numpy as np
 
 from remask.answer.runner import Forward, forward_outputs
 from remask.errors import DataError
+from remask.model.foreign import ForeignFolder
 from remask.model.interop import read_prompts
-from remask.model.store import Loaded, open_model
+from remask.model.store import TARGETS, Loaded, open_model
 from remask.schema import Batch, Json, Values
 from remask.tables import Cells
 from remask.tasks.kind import Problem
@@ -38,6 +39,7 @@ class Reader:
     loaded: Loaded
     tokenizer: Tokenizer
     stored: StoredTask | None  # None: it was not fine-tuned here
+    targets: Tokenizer | None = None  # what it writes with, where that is another vocabulary
 
     @cached_property
     def tasks(self) -> dict[str, StoredTask]:
@@ -71,7 +73,8 @@ class Reader:
         settings = self.loaded.settings
         max_length = max_length or settings.max_length
         rows = rows or RowSettings(max_length=max_length)
-        return frame_for(self.tokenizer, rows, model_length=max_length, num_segments=settings.num_segments)
+        frame = frame_for(self.tokenizer, rows, model_length=max_length, num_segments=settings.num_segments)
+        return frame if self.targets is None else replace(frame, targets=self.targets)
 
     @property
     def refuses(self) -> bool:
@@ -154,7 +157,24 @@ def open_reader(path: Path | Loaded, task: str | None = None) -> Reader:
             f"the model only {loaded.settings.vocab_size:,}: they do not belong together"
         )
     stored = StoredTask.read(loaded.folder)
-    return Reader(loaded, tokenizer, None if stored is None else stored.bound(tokenizer))
+    return Reader(loaded, tokenizer, None if stored is None else stored.bound(tokenizer), _targets(loaded))
+
+
+def _targets(loaded: Loaded) -> Tokenizer | None:
+    """The vocabulary that a model writes with, where it has one of its own."""
+    writer = loaded.heads.writer
+    if writer is None or writer.vocab_size is None:
+        return None
+    folder = ForeignFolder(loaded.folder).inner(TARGETS)
+    if folder is None:
+        raise DataError(f"{loaded.folder}: has no {TARGETS}/, the vocabulary that it writes with")
+    tokenizer = load_tokenizer(folder.folder)
+    if tokenizer.vocab_size > writer.vocab_size:
+        raise DataError(
+            f"{loaded.folder / TARGETS}: has {tokenizer.vocab_size:,} entries, the decoder only "
+            f"{writer.vocab_size:,}: they do not belong together"
+        )
+    return tokenizer
 
 
 def _of_task(path: Path, task: str | None) -> Path:

@@ -7,8 +7,9 @@ one result a row, in the order of the rows; nothing depends on what else is in a
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +17,23 @@ import torch
 from torch import Tensor
 
 from remask import signals
+from remask.answer.costs import Costs, measured
+from remask.answer.decoding import OnStep, write
+from remask.model.encoder import Positions
 from remask.model.network import Network
+from remask.model.shapes import to_device
 from remask.precision import autocast
 from remask.schema import Batch
+from remask.tasks.batches import collate
 from remask.tasks.kind import TaskKind
 from remask.tasks.rows import Rows
+from remask.tasks.settings import DecodeSettings
+from remask.tasks.write import Draft
 
 Array = np.ndarray
 Row = tuple[Array, Array]  # ids, segment ids
 Forward = Callable[[Batch], Array]
+Drafting = tuple[DecodeSettings, int]  # how a text is written, and its most tokens
 Check = Callable[[], None]  # called after every batch; may raise to end the work, as at a signal
 
 BATCH_TOKENS = 16_384  # padded tokens a forward pass without gradients
@@ -40,7 +49,7 @@ class Reading:
 
     key: Hashable
     read: Callable[[Batch, Tensor], Sequence[Any]]
-    looks_at: Callable[[Batch], Tensor | None] = lambda batch: None  # flat positions; None: all of them
+    looks_at: Callable[[Batch], Positions | None] = lambda batch: None  # flat positions; None: all of them
 
 
 class Runner:
@@ -53,7 +62,9 @@ class Runner:
         self.network, self.pad_id, self.has_segments = network, pad_id, has_segments
         self.precision, self.batch_tokens = precision, batch_tokens
         self.device = next(network.parameters()).device
+        self.costs: Costs | None = None  # measured by `measure`: decides which rows share a batch
         self.num_tokens = self.num_padded = self.num_batches = 0  # of all that went through the network
+        self.on_step: OnStep | None = None  # after every token that is written
 
     def products(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, matrix products are made in the runner's number format."""
@@ -62,17 +73,41 @@ class Runner:
     def batch(self, rows: Sequence[Row]) -> Batch:
         """Rows as a batch on the network's device."""
         padded = pad_rows([ids for ids, _ in rows], [s for _, s in rows] if self.has_segments else None, self.pad_id)
-        return padded.map(lambda array: torch.from_numpy(array).to(self.device))
+        return padded.sent(lambda array: to_device(array, self.device))
 
-    def outputs(self, rows: Rows, kind: TaskKind, check: Check = signals.check) -> list[Array]:
-        """What a task's head says about every row; an output per token is cut to the row's length."""
+    def outputs(
+        self, rows: Rows, kind: TaskKind, check: Check = signals.check, drafting: Drafting | None = None
+    ) -> list[Any]:
+        """What a task's head says about every row; an output per token is cut to the row's length. A kind that writes
+        says a draft, `drafting` how, with what the row's target costs where it has one."""
         segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
-        reading = self.reading(kind)
+        reading = self.reading(kind, drafting)
         results = self.run(list(zip(rows.ids, segments, strict=True)), [reading] * len(rows.ids), check)
-        return [results[i] for i in range(len(rows.ids))]
+        outputs = [results[i] for i in range(len(rows.ids))]
+        if not kind.writes or rows.labels is None:
+            return outputs
+        costs = self.target_nats(rows, check)
+        return [replace(draft, nats=nats) for draft, nats in zip(outputs, costs, strict=True)]
 
-    def reading(self, kind: TaskKind) -> Reading:
+    @torch.inference_mode()
+    def target_nats(self, rows: Rows, check: Check = signals.check) -> list[float]:
+        """What each row's target costs, told the tokens before each of its own."""
+        nats = [0.0] * len(rows.ids)
+        for numbers in alike(rows.sizes.tolist(), self.batch_tokens):
+            batch = collate(rows, np.array(numbers), self.pad_id)
+            batch = batch.map(lambda array: torch.from_numpy(array).to(self.device))
+            with self.products():
+                losses_B = self.network.write_losses(self.network.encode(batch), batch)
+            for number, loss in zip(numbers, losses_B.tolist(), strict=True):
+                nats[number] = loss
+            check()
+        return nats
+
+    def reading(self, kind: TaskKind, drafting: Drafting | None = None, on_step: OnStep | None = None) -> Reading:
         """The head of a task, read as the kind reads it."""
+        if kind.writes:
+            assert drafting is not None, "a kind that writes must be told how"
+            return self.drafts(drafting, on_step)
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[Array]:
             outputs = kind.logits(self.network, hidden_BSD, batch).float().cpu().numpy()
@@ -80,11 +115,45 @@ class Runner:
 
         return Reading(("task", kind), read, lambda batch: kind.positions(self.network, batch))
 
+    def measure(self, max_length: int) -> Costs:
+        """Measure here what batches cost; from now on that decides which rows go together."""
+
+        @torch.inference_mode()
+        def seconds(rows: int, length: int) -> float:
+            ids = np.full(length, self.pad_id, np.int64)
+            batch = self.batch([(ids, np.zeros_like(ids))] * rows)
+            began = time.perf_counter()
+            with self.products():
+                self.network.encode(batch, wanted_M=self.network.first_positions(batch)).cpu()
+            return time.perf_counter() - began
+
+        self.costs = measured(seconds, max_length)
+        return self.costs
+
+    def drafts(self, drafting: Drafting, on_step: OnStep | None = None) -> Reading:
+        """What the decoder writes about a row. `on_step`: for rows that are read alone, so that their number is 0."""
+        settings, max_length = drafting
+
+        def step(chosen: Sequence[tuple[int, int]]) -> None:
+            for hear in (self.on_step, on_step):
+                if hear is not None:
+                    hear(chosen)
+
+        def read(batch: Batch, hidden_BSD: Tensor) -> list[Draft]:
+            drafts = write(self.network, batch, hidden_BSD, settings, max_length, step)
+            self.num_tokens += sum(len(draft.ids) + 1 for draft in drafts)
+            return drafts
+
+        return Reading(("write", settings, max_length, on_step), read)
+
     @torch.inference_mode()
     def run(self, rows: Sequence[Row], readings: Sequence[Reading], check: Check | None = None) -> dict[int, Any]:
         """What is read of every row, by its number."""
         results: dict[int, Any] = {}
-        for numbers in alike([len(ids) for ids, _ in rows], self.batch_tokens):
+        lengths = [len(ids) for ids, _ in rows]
+        costs = self.costs
+        groups = alike(lengths, self.batch_tokens) if costs is None else costs.groups(lengths, self.batch_tokens)
+        for numbers in groups:
             batch = self.batch([rows[i] for i in numbers])
             places_of: dict[Hashable, list[int]] = {}
             for place, number in enumerate(numbers):

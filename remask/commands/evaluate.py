@@ -28,6 +28,8 @@ from remask.evaluation.settings import GROUPS, ZERO_SHOT, EvaluateRun
 )  # fmt: skip
 @click.option("--text2", "table__text2", help="--test: column with the second text.")
 @click.option("--label", "table__label", help="--test: column with the label.")
+@click.option("--source", "table__source", help="--test of a model that writes: column that is read.")
+@click.option("--target", "table__target", help="--test of a model that writes: column with the references.")
 @click.option("--encoding", "table__encoding", help="--test: of the file, where it is not UTF-8.")
 @click.option("--delimiter", "table__delimiter", help="--test: between the file's cells, one character, or tab.")
 @click.option("--header/--no-header", "table__header", default=None, help="--test: does the first line name columns?")

@@ -22,7 +22,8 @@ def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.argument("run_name", required=False, metavar="[RUN.yaml | NAME]"),
         click.option(
             "--task",
-            help="classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, or a named one: glue:NAME, …",
+            help="classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, write, translate, summarise, "
+            "reply, or a named one: glue:NAME, …",
         ),
         click.option("--init", help="The model to start from."),
         click.option("--train", "train_file", help="The file to train on."),
@@ -31,6 +32,9 @@ def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--text", "table__text", help="Column with the text."),
         click.option("--text2", "table__text2", help="Column with the second text."),
         click.option("--label", "table__label", help="Column with the label."),
+        click.option("--source", "table__source", help="Writing: the column that is read."),
+        click.option("--target", "table__target", help="Writing: the column that is written."),
+        click.option("--target-tokenizer", help="Writing: the targets' own vocabulary, a folder or file."),
         click.option("--query", "table__query", help="retrieve: column with the query."),
         click.option("--positive", "table__positive", help="retrieve: column with the text that answers it."),
         click.option("--negative", "table__negative", help="retrieve: column with a text that does not."),

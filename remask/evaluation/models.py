@@ -153,7 +153,7 @@ class Scorer:
         results = [kind.score(of_model, rows, dev, labels) for of_model, _ in outputs]
         spread = {name: metrics.spread([r["metrics"][name] for r in results]) for name in results[0]["metrics"]}
         values: Json = {
-            **(results[0] if len(results) == 1 else {}),
+            **({**results[0], **kind.tested(outputs[0][0], rows, dev)} if len(results) == 1 else {}),
             "metric": problem.metric,
             "metrics": {name: value["median"] for name, value in spread.items()},
             "spread": spread,
@@ -162,7 +162,7 @@ class Scorer:
             "texts_cut": rows.num_cut,
             "model": str(readers[0].loaded.folder),
         }
-        if len(readers) > 1:
+        if len(readers) > 1 and kind.averages:
             together = kind.mean_outputs([of_model for of_model, _ in outputs], rows)
             values["ensemble"] = {
                 "models": len(readers),

@@ -17,6 +17,7 @@ from remask.tokenizer import Tokenizer
 from remask.visible import as_markdown
 
 _TASKS = {
+    "EncoderDecoderModel": ("text2text-generation", "write"),
     "ForMaskedLM": ("fill-mask", "fill_mask"),
     "ForPreTraining": ("fill-mask", "fill_mask"),
     "ForSequenceClassification": ("text-classification", "classify"),
@@ -45,6 +46,8 @@ def model_card(
     training {...}, limits [...], prompts {name: text}, and for the front matter results {dataset {name, type},
     metrics {name: number}}."""
     kind = next((kind for kind in _TASKS if class_name.endswith(kind)), "Model")
+    if heads.writer is not None:
+        kind = "EncoderDecoderModel"
     pipeline, method = _TASKS[kind]
     tags = ["remask", pipeline, *(["sentence-transformers"] if kind == "Model" and not no_class else [])]
     library = "remask" if no_class else "sentence-transformers" if kind == "Model" else "transformers"
@@ -268,7 +271,12 @@ def _usage(
     if not own:
         lines += ["```python", f"from transformers import AutoTokenizer, {class_name}", ""]
         lines += ['tokenizer = AutoTokenizer.from_pretrained("this-folder")']
-        lines += [f'model = {class_name}.from_pretrained("this-folder")', "```", ""]
+        lines += [f'model = {class_name}.from_pretrained("this-folder")']
+        if kind == "EncoderDecoderModel":
+            lines += [f'inputs = tokenizer({example}, padding=True, return_tensors="pt")']
+            lines += ["written = model.generate(inputs.input_ids, attention_mask=inputs.attention_mask)"]
+            lines += ["print(tokenizer.batch_decode(written, skip_special_tokens=True))"]
+        lines += ["```", ""]
     return lines
 
 

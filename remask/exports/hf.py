@@ -35,10 +35,12 @@ from remask.model.interop import (
 )
 from remask.model.interop_config import SpecialIds, family_for, no_class, write_config
 from remask.model.interop_weights import export_kind, pairs, to_theirs
+from remask.model.interop_writer import write_both
 from remask.model.peft_files import ADAPTER, ADAPTER_FILES
 from remask.model.settings import HeadSettings, ModelSettings, Pooling
 from remask.model.store import (
     MODEL_JSON,
+    TARGETS,
     WEIGHTS,
     Loaded,
     find_model,
@@ -137,6 +139,8 @@ def export_hf(
     how = Publishing(card or {}, replace, None if replace else export_key(source, "hf", card, embedding))
     if reasons:
         return _publish_own(source, tokenizer, out, reasons, how)
+    if source.heads.writer is not None:
+        return _publish_writer(source, tokenizer, out, how)
     return _publish_hf(source, tokenizer, out, how)
 
 
@@ -197,6 +201,56 @@ def _publish_hf(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing
     return publish(out, "hf", fill, config=config, inputs=inputs, replace=how.replace, key=how.key)
 
 
+def _publish_writer(source: Source, tokenizer: Tokenizer, out: Path, how: Publishing) -> Artifact:
+    """An EncoderDecoderModel, with the settings that its `generate` writes with as the model was scored."""
+    writer = source.heads.writer
+    assert writer is not None
+    targets = tokenizer if writer.vocab_size is None else load_tokenizer(source.folder / TARGETS)
+    ids = tuple(SpecialIds(known.pad_id, known.bos_id, known.eos_id) for known in (tokenizer, targets))
+    config, tensors = write_both(source.settings, writer, source.state, (ids[0], ids[1]), _dtype(source.state))
+    stored = StoredTask.read(source.folder)
+
+    def fill(aside: Path) -> dict[str, Any]:
+        write_weights(aside / WEIGHTS, tensors)
+        write_json(aside / "config.json", config)
+        write_json(aside / "generation_config.json", _generation(config, stored))
+        write_tokenizer(aside, source, tokenizer)
+        _copy_task(source, aside)
+        text = model_card("EncoderDecoderModel", source.settings, source.heads, tokenizer, how.card, [])
+        (aside / "README.md").write_text(text, encoding="utf-8")
+        parameters = sum(tensor.numel() for tensor in tensors.values())
+        return {"format": "hf", "class": "EncoderDecoderModel", "parameters": parameters, "side": [], "no_class": []}
+
+    inputs = {"model": str(source.folder.name)}
+    return publish(out, "hf", fill, config=config, inputs=inputs, replace=how.replace, key=how.key)
+
+
+def _generation(config: Mapping[str, Any], stored: StoredTask | None) -> dict[str, Any]:
+    names = ("decoder_start_token_id", "eos_token_id", "bos_token_id", "pad_token_id")
+    values: dict[str, Any] = {name: config[name] for name in names}
+    if stored is None or stored.drafting is None:
+        return values
+    decode, max_length = stored.drafting
+    values |= {"max_new_tokens": max_length, "no_repeat_ngram_size": decode.no_repeat}
+    if decode.by == "sampling":
+        chosen = {"do_sample": True, "temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p}
+        return values | chosen
+    return values | {
+        "num_beams": decode.beams,
+        **({"length_penalty": decode.length_penalty} if decode.beams > 1 else {}),
+    }
+
+
+def _copy_task(source: Source, aside: Path) -> None:
+    """How the model was taught, and the vocabulary that it writes with where that is another one."""
+    has_head = source.heads != HeadSettings(pooling=source.heads.pooling)  # an export of the encoder alone has none
+    if has_head and (source.folder / TASK_JSON).is_file():
+        shutil.copyfile(source.folder / TASK_JSON, aside / TASK_JSON)
+    if source.heads.writer is not None and source.heads.writer.vocab_size is not None:
+        (aside / TARGETS).mkdir()
+        copy_tokenizer_files(source.folder / TARGETS, aside / TARGETS)
+
+
 def _copy_adapter(source: Source, aside: Path) -> None:
     """What a run that let little learn made for peft, over its start; merged weights are these."""
     if (adapter := ForeignFolder(source.folder).inner(ADAPTER)) is not None:
@@ -211,6 +265,7 @@ def _publish_own(source: Source, tokenizer: Tokenizer, out: Path, reasons: list[
 
     def fill(aside: Path) -> Json:
         write_own(aside, source)
+        _copy_task(source, aside)
         _copy_adapter(source, aside)
         text = model_card("remask", source.settings, source.heads, tokenizer, card, [], reasons)
         (aside / "README.md").write_text(text, encoding="utf-8")

@@ -30,6 +30,7 @@ _PARTS = (
     ("FFN", ("encoder.ffns.",)),
     ("last norm", ("encoder.norm.",)),
     ("masked-LM head", ("heads.masked_lm.",)),
+    ("decoder", ("heads.writer.",)),
     ("other heads", ("heads.",)),
 )
 

@@ -35,8 +35,12 @@ class MaskedLm(nn.Module):
 
     def forward(self, hidden_MD: torch.Tensor, embeddings_VE: torch.Tensor) -> torch.Tensor:
         """logits_MV."""
-        x_ME = self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
-        return F.linear(x_ME, embeddings_VE if self.decoder is None else self.decoder.weight, self.bias)
+        matrix_VE = embeddings_VE if self.decoder is None else self.decoder.weight
+        return F.linear(self.features(hidden_MD), matrix_VE, self.bias)
+
+    def features(self, hidden_MD: torch.Tensor) -> torch.Tensor:
+        """x_ME, before the large matrix."""
+        return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
 
 
 class Pooler(nn.Module):
@@ -77,5 +81,10 @@ class TaskHeads(nn.Module):
         self.span = nn.Linear(size, 2) if heads.span else None
         self.answerable = nn.Linear(size, 1) if heads.answerable else None
         self.chooser = nn.Linear(size, 1) if heads.choice else None
+        self.writer = None
+        if heads.writer is not None:
+            from remask.model.decoder import Decoder  # which has a masked LM's output as its own
+
+            self.writer = Decoder(settings, heads.writer)
         # Of the similarities of an embedding in training: the logarithm of a factor, in hundredths (see Network.scale).
         self.temperature = nn.Parameter(torch.zeros(1)) if heads.temperature else None

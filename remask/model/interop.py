@@ -56,7 +56,13 @@ def read_hf_folder(path: Path) -> Imported:
     """Nothing is allocated before all names and shapes match; a DataError lists every mismatch."""
     folder = ForeignFolder(path)
     folder.present((*TOKENIZER_FILES, TASK_JSON))  # read by others, later: no link among them may lead out
-    foreign = read_config(folder.json("config.json"), str(path / "config.json"))
+    config = folder.json("config.json")
+    if config.get("model_type") == "encoder-decoder":
+        from remask.model.interop_writer import read_both  # only for models that write
+
+        family, settings, heads, state = read_both(folder, config)
+        return Imported(family, settings, heads, state, None)
+    foreign = read_config(config, str(path / "config.json"))
     weights = folder.weights()
     weights.rename(_modern_spelling)
     based = any(name.startswith(BASE[foreign.family] + "embeddings.") for name in weights.entries)

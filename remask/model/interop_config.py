@@ -301,6 +301,7 @@ def no_class(settings: ModelSettings, heads: HeadSettings) -> list[str]:
         and heads != HeadSettings(pooling=heads.pooling),
         "choices on the mean state": mean and heads.choice and family != "modernbert",
         "a sentence loss on the mean state": mean and heads.sentence and family in ("bert", "albert"),
+        "a decoder in a family without one": heads.writer is not None and family not in ("roberta", "bert"),
         "classes on the mean state": mean and bool(heads.num_classes) and family != "modernbert",
     }
     if family == "modernbert":

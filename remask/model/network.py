@@ -12,13 +12,15 @@ import hashlib
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from remask.errors import ConfigError
-from remask.model.encoder import Encoder, Ffn
+from remask.model.decoder import Source
+from remask.model.encoder import Encoder, Ffn, Positions
 from remask.model.heads import TaskHeads
 from remask.model.loss import cross_entropy
 from remask.model.noise import Noise, Site
@@ -45,18 +47,18 @@ class Network(nn.Module):
         self.heads = TaskHeads(settings, heads)
 
     def encode(
-        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: torch.Tensor | None = None
+        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: Positions | None = None
     ) -> torch.Tensor:
         """hidden_BSD, zeros at padding. `causal`: no token sees those to its right. `wanted_M`: flat positions (row * S
         + column) outside of which nobody will look: zeros stand there, and most of the last layer is saved."""
         return self.encoder(batch, noise, causal, wanted_M)
 
-    def first_positions(self, batch: Batch) -> torch.Tensor | None:
+    def first_positions(self, batch: Batch) -> np.ndarray | None:
         """What heads for texts look at, for `encode`; None: at all tokens."""
         if self.head_settings.pooling != "first":
             return None
         rows, columns = batch.input_ids_BS.shape
-        return torch.arange(0, rows * columns, columns, device=batch.input_ids_BS.device)
+        return np.arange(0, rows * columns, columns)
 
     forward = encode  # the name by which wrappers call it
 
@@ -105,6 +107,48 @@ class Network(nn.Module):
     def span(self, hidden_BSD: torch.Tensor, noise: Noise | None = None) -> torch.Tensor:
         """logits_BS2: start and end. No dropout here but in the modern form, as in the reference heads."""
         return self._on_tokens(self.heads.span, hidden_BSD, noise, 0.0)
+
+    def write_loss(
+        self, hidden_BSD: torch.Tensor, batch: Batch, noise: Noise | None = None, smoothing: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(summed loss, how many were right) of the targets in `batch.labels`, each token told those before it."""
+        states_MD, labels_M = self._target_states(hidden_BSD, batch, noise)
+        writer = self.heads.writer
+        assert writer is not None
+        return cross_entropy(writer.logits(self.encoder, states_MD), labels_M, smoothing)
+
+    def write_losses(self, hidden_BSD: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """losses_B: what each target costs, in nats."""
+        states_MD, labels_M = self._target_states(hidden_BSD, batch, None)
+        assert batch.target_lengths_B is not None
+        assert self.heads.writer is not None
+        logits_MV = self.heads.writer.logits(self.encoder, states_MD)[: len(labels_M)].float()
+        losses_M = F.cross_entropy(logits_MV, labels_M, reduction="none")
+        return torch.stack([part.sum() for part in losses_M.split(batch.target_lengths_B.tolist())])
+
+    def _target_states(
+        self, hidden_BSD: torch.Tensor, batch: Batch, noise: Noise | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(states_MD of the target tokens, then others up to one of few sizes; labels_M)."""
+        targets = self.targets(batch)
+        source = Source.of(batch, hidden_BSD, self.settings.unpad)
+        assert self.heads.writer is not None, "this network cannot write"
+        states_TD, rows = self.heads.writer(self.encoder, targets, source, noise)
+        columns_L = torch.arange(rows.num_positions, device=hidden_BSD.device)
+        is_real_BL = columns_L < targets.lengths_B[:, None]
+        real_M = rows.take(is_real_BL).nonzero().squeeze(1)
+        spare = round_size(len(real_M)) - len(real_M)
+        states_MD = states_TD.index_select(0, F.pad(real_M, (0, spare)))
+        return states_MD, batch.labels[is_real_BL]  # pyrefly: ignore
+
+    def targets(self, batch: Batch) -> Batch:
+        """What the decoder is told: the start, then the target without its last token."""
+        assert batch.labels is not None
+        assert batch.target_lengths_B is not None
+        writer = self.head_settings.writer
+        assert writer is not None, "this network cannot write"
+        ids_BL = F.pad(batch.labels[:, :-1].clamp(min=0), (1, 0), value=writer.start_id)
+        return Batch(ids_BL, batch.target_lengths_B)
 
     def embed(
         self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, pooling: Pooling | None = None
@@ -199,7 +243,9 @@ class Network(nn.Module):
     def compile_layers(self, backend: str = "inductor") -> None:
         """torch.compile on the FFNs, where element-wise work stands between products; attention has its own kernels,
         and noise is no tensor program. Sizes stay free: one compilation serves all batches."""
-        for ffn in self.encoder.ffns:
+        writer = self.heads.writer
+        copied = [] if writer is None or writer.ffns is None else writer.ffns
+        for ffn in [*self.encoder.ffns, *copied]:
             assert isinstance(ffn, Ffn)
             ffn.both = torch.compile(ffn.both, backend=backend, dynamic=True)
 

@@ -13,6 +13,7 @@ import types
 import torch
 from torch import nn
 
+from remask.model.decoder import Decoder
 from remask.model.encoder import ACTIVATIONS, Ffn
 from remask.model.network import Network
 
@@ -42,8 +43,10 @@ def for_answers(network: Network, precision: str, *, packed: bool = True) -> Net
     network.eval().requires_grad_(False)
     if precision != "fp32":
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+        writer = network.heads.writer
+        tables = {network.encoder.embeddings.tokens} | ({writer.tokens(network.encoder)} if writer else set())
         for module in network.modules():
-            if isinstance(module, nn.Linear) or module is network.encoder.embeddings.tokens:
+            if isinstance(module, nn.Linear) or module in tables:
                 module.to(dtype)
     return pack(network) if packed and can_pack(network) else network
 
@@ -56,16 +59,30 @@ def can_pack(network: Network) -> bool:
 
 
 def pack(network: Network) -> Network:
-    """The masked LM's output matrix stays as it is: tied, its rows are the embeddings."""
+    """The masked LM's output matrix stays as it is: tied, its rows are the embeddings. A decoder, which needs it for
+    every token, gets a second one."""
     for module in list(network.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear) and name != "decoder":
                 setattr(module, name, PackedLinear(child))
-    for ffn in network.encoder.ffns:
+    writer = network.heads.writer
+    copied = [] if writer is None or writer.ffns is None else writer.ffns
+    if writer is not None:
+        writer.packed = PackedLinear(_output(writer, network))
+    for ffn in [*network.encoder.ffns, *copied]:
         assert isinstance(ffn, Ffn)
-        if ffn.settings.ffn == "plain":
+        if ffn.settings.ffn == "plain" and isinstance(ffn.up, PackedLinear):
             ffn.both = types.MethodType(_both, ffn)
     return network
+
+
+def _output(writer: Decoder, network: Network) -> nn.Linear:
+    """The decoder's last matrix and bias as a layer of their own."""
+    matrix_VE = writer.tokens(network.encoder).weight if writer.lm.decoder is None else writer.lm.decoder.weight
+    layer = nn.Linear(1, 1, device="meta")  # its weights come now
+    layer.weight = nn.Parameter(matrix_VE.detach(), requires_grad=False)  # pyrefly: ignore
+    layer.bias = nn.Parameter(writer.lm.bias.detach().to(layer.weight.dtype), requires_grad=False)
+    return layer
 
 
 def _both(ffn: Ffn, x_TD: torch.Tensor) -> torch.Tensor:

@@ -121,9 +121,9 @@ class ModelSettings(Config):
         "heads: dropout-dense-tanh-dropout-linear, dense-tanh-dropout-linear, or dense-GELU-norm-dropout-linear",
         effect="math",
     )
-    attention_kernel: Literal["auto", "products", "sdpa"] = switch(
+    attention_kernel: Literal["auto", "products", "sdpa", "varlen"] = switch(
         "auto",
-        "explicit products (fast to learn with on CPUs), torch's fused kernel, or the faster one",
+        "Explicit products, torch's fused kernel, or one for rows laid end to end (flash); auto: the faster one here.",
         effect="speed",
     )
     unpad: bool = switch(True, "linear layers run on real tokens only, where a batch has much padding", effect="speed")
@@ -209,6 +209,26 @@ class ModelSettings(Config):
 Pooling = Literal["first", "mean"]
 
 
+class DecoderSettings(Config):
+    """The decoder of a network that writes, started from its encoder (arXiv 1907.12461)."""
+
+    weights: Literal["shared", "copied"] = switch(
+        "shared", "the decoder's layers are the encoder's own, or begin as copies of them", effect="math"
+    )
+    num_layers: int | None = switch(
+        None, "layers of the decoder: so many of the encoder's top ones; null: all", effect="math", samples=[1], ge=1,
+        le=MAX_LAYERS,
+    )  # fmt: skip
+
+
+class WriterSettings(DecoderSettings):
+    """A decoder with what it must know of its vocabulary."""
+
+    vocab_size: int | None = setting(None, "entries of its own vocabulary; null: the encoder's", ge=1, le=MAX_SIZE)
+    start_id: int = setting(0, "the token that every text begins with, never written", ge=0, le=MAX_SIZE)
+    end_id: int = setting(2, "the token that ends a text", ge=0, le=MAX_SIZE)
+
+
 class HeadSettings(Config):
     """Which heads sit on the encoder. The embedding of a text needs no weights: every network has it."""
 
@@ -220,6 +240,7 @@ class HeadSettings(Config):
     span: bool = setting(False, "start and end of an answer")
     answerable: bool = setting(False, "SQuAD 2.0: is there an answer?")
     choice: bool = setting(False, "multiple choice: one score a row")
+    writer: WriterSettings | None = setting(None, "a decoder that writes about what the encoder reads")
     temperature: bool = setting(False, "while an embedding learns: a learned temperature of its similarities")
     pooling: Pooling = switch("first", "what stands for a text: its first token's state, or the mean", effect="math")
 

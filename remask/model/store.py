@@ -34,6 +34,7 @@ LAYOUT = 1
 MODEL_JSON = "model.json"
 WEIGHTS = "model.safetensors"
 TOKENIZER = "tokenizer"
+TARGETS = "target_tokenizer"  # of a decoder with a vocabulary of its own
 STAGES = ("model", "checkpoint")
 
 

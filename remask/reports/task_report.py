@@ -59,7 +59,8 @@ def file_report(values: Mapping[str, Any]) -> str:
 
 def _baseline_tile(values: Mapping[str, Any]) -> list[Tile]:
     name, baseline = values["metric"], values["data"]["baseline"]
-    return [Tile(f"{baseline[name]:.3f}", f"{name} of always giving the same answer")] if name in baseline else []
+    least = values["data"].get("baseline_words", "always giving the same answer")
+    return [Tile(f"{baseline[name]:.3f}", f"{name} of {least}")] if name in baseline else []
 
 
 def _scores(page: Page, values: Mapping[str, Any], result: Mapping[str, Any]) -> None:
@@ -75,7 +76,8 @@ def _scores(page: Page, values: Mapping[str, Any], result: Mapping[str, Any]) ->
         rows.append(
             [f"{values['metric']}, ensemble of {together['models']}", together["metrics"][values["metric"]], "", ""]
         )
-    page.table(["metric", "score", "lowest to highest, or 95 % interval", "always the same answer"], rows)
+    least = values["data"].get("baseline_words", "always the same answer")
+    page.table(["metric", "score", "lowest to highest, or 95 % interval", least], rows)
 
 
 def _behind_scores(page: Page, heading: str, result: Mapping[str, Any], labels: list[str]) -> None:

@@ -7,26 +7,27 @@ Not here: limits that hold before parsing (guard), queue and engine (supervisor)
 """
 
 import asyncio
+import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
 import remask
 from remask.schema import Json
 from remask.serve.api_page import api_page
 from remask.serve.catalog import Entry, split_id
-from remask.serve.client_paths import add_client_paths
+from remask.serve.client_paths import PATHS, add_client_paths
 from remask.serve.guard import Guard, RefusedError, error_body, is_guarded
 from remask.serve.metrics import CONTENT_TYPE, Metrics
 from remask.serve.queue import Job, OverloadedError, TooMuchError
 from remask.serve.request_log import KEY
-from remask.serve.schemas import MAX_INPUTS, TASKS, Asked, ErrorOut, MapOut, ModelsOut, StateOut
+from remask.serve.schemas import TASKS, Asked, ErrorOut, MapOut, ModelsOut, StateOut
 from remask.serve.supervisor import EngineError, Supervisor
 
 _STATUS = {
@@ -39,6 +40,11 @@ _PAGE_TYPES = {
     ".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8",
     ".svg": "image/svg+xml", ".png": "image/png", ".ico": "image/x-icon", ".json": "application/json",
 }  # fmt: skip
+_EVENT = {
+    "type": "object",
+    "properties": {"event": {"enum": ["text", "done", "error"]}, "data": {"type": "string"}},
+    "required": ["event", "data"],
+}
 _RETRY_S = 2  # about how long a new engine takes
 
 _SAID: dict[int | str, Json] = {
@@ -87,17 +93,57 @@ class Service:
 
     async def answer(self, task: str, asked: Asked, request: Request) -> Response:
         """One request from its checked body to its answer."""
-        said = await self.ask(task, asked, request)
+        if getattr(asked, "stream", False):
+            return await self.stream(task, asked, request)
+        return await self._answer(task, asked, request)
+
+    async def stream(self, task: str, asked: Asked, request: Request) -> Response:
+        """Server-sent events: `text` with each new piece, then `done` with the whole answer. What fails before the
+        first piece is answered as any other request; later it is an `error` event with the same document."""
+        if len(asked.items()) != 1:
+            return error_response(422, "invalid", "stream: one text at a time", "stream")
+        pieces: asyncio.Queue[bytes | Response] = asyncio.Queue()
+
+        def on_text(text: str) -> None:
+            pieces.put_nowait(event("text", json.dumps({"text": text}, ensure_ascii=False).encode()))
+
+        async def whole() -> None:
+            pieces.put_nowait(await self._answer(task, asked, request, on_text))
+
+        working = asyncio.ensure_future(whole())
+        first = await pieces.get()
+        if isinstance(first, Response) and first.status_code != 200:
+            return first
+
+        async def events() -> AsyncIterator[bytes]:
+            piece = first
+            try:
+                while not isinstance(piece, Response):
+                    yield piece
+                    piece = await pieces.get()
+                yield event("done" if piece.status_code == 200 else "error", bytes(piece.body))
+            finally:
+                working.cancel()
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+    async def _answer(
+        self, task: str, asked: Asked, request: Request, on_text: Callable[[str], None] | None = None
+    ) -> Response:
+        said = await self.ask(task, asked, request, on_text)
         if isinstance(said, Response):
             return said
         name, parts = said
         body = b'{"model":"' + name.encode() + b'","outputs":[' + b",".join(parts) + b"]}"
         return Response(body, media_type="application/json")
 
-    async def ask(self, task: str, asked: Asked, request: Request) -> tuple[str, list[bytes]] | Response:
+    async def ask(
+        self, task: str, asked: Asked, request: Request, on_text: Callable[[str], None] | None = None
+    ) -> tuple[str, list[bytes]] | Response:
         """The model that answered and the JSON of each answer; or what to say instead."""
         try:
             job = self._job(task, asked)
+            job.on_text = on_text
             if (line := request.scope.get(KEY)) is not None:  # there is a request log
                 line.update(task=task, model=job.model, inputs=asked.items())
             self.engine.submit(job)
@@ -132,7 +178,10 @@ class Service:
     def _job(self, task: str, asked: Asked) -> Job:
         facts = self.engine.facts
         if asked.model is None:
-            name = next((name for name in self.entries if task in facts[name]["tasks"]), None)
+            able = [name for name in self.entries if task in facts[name]["tasks"]]
+            if task == "write":  # an encoder alone can fill masks; a decoder comes first
+                able.sort(key=lambda name: not facts[name]["decoder"])
+            name = able[0] if able else None
             if name is None:
                 raise EngineError("cannot", f"no model here can {task}")
             step = None
@@ -169,6 +218,11 @@ class Service:
             self.engine.drop(job)
 
 
+def event(name: str, data: bytes) -> bytes:
+    """One server-sent event; JSON has no line breaks of its own."""
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
@@ -193,7 +247,10 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
         redirect_slashes=False,
     )
     for task, (kind, out, line) in TASKS.items():
-        responses = {200: {"model": out}, **ERRORS}
+        answered: dict[str, Any] = {"model": out}
+        if "stream" in kind.model_fields:
+            answered["content"] = {"text/event-stream": {"schema": _EVENT}}
+        responses = {200: answered, **ERRORS}
         path = f"/v1/{task}"
         app.post(path, summary=line, responses=responses, response_class=Response, operation_id=task.replace("-", "_"))(
             _handler(service, task, kind)
@@ -297,6 +354,8 @@ def _add_page(app: FastAPI) -> None:
 
     @app.get("/{name}", include_in_schema=False)
     async def part(name: str) -> Response:
+        if name in PATHS:
+            raise HTTPException(405, headers={"Allow": "POST"})
         return _file(name)
 
     def _file(name: str) -> Response:
@@ -334,7 +393,7 @@ async def _invalid(request: Request, error: Exception) -> Response:
     if field == "inputs":
         number = next((f"[{part}]" for part in wrong["loc"] if isinstance(part, int)), "")
         kind = TASKS.get(request.url.path.rpartition("/")[2], (Asked,))[0]
-        said = f"{number}: {said}; send {kind.one_input}, or a list of 1 to {MAX_INPUTS} such"
+        said = f"{number}: {said}; send {kind.one_input}, or a list of 1 to {kind.most_inputs} such"
         return error_response(422, "invalid", f"inputs{said}", field)
     return error_response(422, "invalid", f"{field or 'the body'}: {said}", field)
 

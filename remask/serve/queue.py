@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class Job:
     parts: list[bytes | None] = field(default_factory=list)
     tokens: float = 0.0
     left: bool = False  # answered, or nobody waits for it any more
+    on_text: Callable[[str], None] | None = None  # hears what is new of a text that is streamed
 
     def __post_init__(self) -> None:
         self.parts = [None] * len(self.inputs)

@@ -72,6 +72,7 @@ class Asked(Strict):
     """What every request has. `one_input`: what an input is, for whoever sent something else."""
 
     one_input: ClassVar[str] = "a text"
+    most_inputs: ClassVar[int] = MAX_INPUTS
     model: Annotated[str, Field(min_length=1, max_length=120, description="an id of /v1/models, or ID@STEP")] | None = (
         None
     )
@@ -189,6 +190,27 @@ class Tokenize(Asked):
     inputs: Texts
 
 
+MAX_WRITTEN = 32  # texts of a request: each token of each is a pass of its own
+
+
+class Write(Asked):
+    most_inputs = MAX_WRITTEN
+    inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_WRITTEN)]
+    by: Literal["beams", "sampling"] | None = None
+    beams: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=16)] | None = None
+    length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
+    no_repeat: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=16)] | None = None
+    temperature: Annotated[float, Field(gt=0, le=100)] | None = None
+    top_k: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=1_000_000)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    seed: Annotated[int, BeforeValidator(_whole), Field(ge=0, lt=2**63)] | None = None
+    max_length: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=512)] | None = None
+    order: Literal["left", "certainty"] | None = Field(None, description="of masks, where there is no decoder")
+    attentions: bool = Field(False, description="with a decoder: where each token looks in the source")
+    stream: bool = Field(False, description="of one text: its tokens as server-sent events, as they are chosen")
+    long_texts: Literal["model", "error", "cut"] = "model"
+
+
 # ------------------------------------------------------------------------------------------------- answers
 
 
@@ -224,6 +246,21 @@ class AnswerOut(BaseModel):
 class ChoiceOut(BaseModel):
     index: int
     scores: list[float]
+
+
+class LookOut(BaseModel):
+    source: list[str]
+    written: list[str]
+    attentions: list[list[list[list[float]]]] = Field(description="layers x heads x tokens written x tokens read")
+
+
+class WrittenOut(BaseModel):
+    text: str
+    score: float
+    tokens: int
+    finished: bool
+    how: str = Field(description="by a `decoder`, or by filling `masks`")
+    look: LookOut | None = Field(default=None, description="only where `attentions` is asked for")
 
 
 class RankedOut(BaseModel):
@@ -298,6 +335,7 @@ TASKS: dict[str, tuple[type[Asked], type[BaseModel], str]] = {
     "tag": (Tag, _outputs("TagOutputs", list[EntityOut]), "The entities of each text."),
     "answer": (Answer, _outputs("AnswerOutputs", AnswerOut), "The piece of a context that answers a question."),
     "choose": (Choose, _outputs("ChooseOutputs", ChoiceOut), "Which option goes with a text."),
+    "write": (Write, _outputs("WriteOutputs", WrittenOut), "A text about each text, by a decoder or by filling masks."),
     "embed": (Embed, _outputs("EmbedOutputs", list[float]), "One vector for each text."),
     "rank": (Rank, _outputs("RankOutputs", list[RankedOut]), "Texts by their closeness to a query."),
     "search": (Search, _outputs("SearchOutputs", SearchOut), "The passages of an index that a query asks for."),
@@ -315,6 +353,7 @@ class ModelOut(BaseModel):
     labels: list[str] | None
     kind: str | None
     takes: str | None
+    decoder: bool
     mask_token: str
     max_length: int
     num_layers: int

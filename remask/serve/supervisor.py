@@ -266,6 +266,11 @@ class Supervisor:
             self._assignment, self._choose = replace(self._assignment, precision=precision), _as_before
             child.ready = True
             self._pump()
+        elif kind == "token":
+            number, place, text = rest
+            job = child.groups[number].pieces[place].job
+            if job.on_text is not None and not job.left:
+                job.on_text(text)
         else:
             self._done(child, *rest)
 

@@ -24,6 +24,7 @@ import orjson
 
 from remask import signals
 from remask.allocator import keep_few_kernels, keep_freed_memory
+from remask.answer.settings import Int8Settings, shown_int8
 from remask.errors import DataError, RemaskError, is_out_of_memory
 from remask.serve import searching
 from remask.serve.settings import ServeSettings
@@ -49,6 +50,7 @@ class Assignment:
     device: str
     settings: ServeSettings
     parent: int
+    int8: Int8Settings
 
 
 class Life:
@@ -90,7 +92,7 @@ def run(link: Connection, deadline: Any, assignment: Assignment, choose_precisio
             group, work = link.recv()
             life.beat()
             began, tokens = time.perf_counter(), models.num_tokens
-            answers = models.answer(work)
+            answers = models.answer(work, lambda number, text, group=group: link.send(("token", group, number, text)))
             seconds = time.perf_counter() - began
             link.send(("done", group, answers, models.num_tokens - tokens, seconds, models.counts()))
     except (EOFError, OSError):
@@ -126,12 +128,16 @@ class Models:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = load(
-                path, device=self._assignment.device, batch_tokens=settings.max_batch_tokens, precision=self.precision
-            )
+                path, device=self._assignment.device, batch_tokens=settings.max_batch_tokens, precision=self.precision,
+                int8=self._assignment.int8,
+            )  # fmt: skip
+        if model.int8_report is not None:
+            self.notes.append(f"{path.name}: {shown_int8(model.int8_report)}")
         encoder = model.network.encoder
         for module in (*encoder.attentions, *encoder.ffns):
             module.register_forward_hook(lambda *_: self._life.beat())
         model.questions.on_text = self._life.text
+        model.runner.on_step = lambda chosen: self._life.beat()
         self.notes += [str(one.message) for one in caught]  # a damaged checkpoint that was passed over
         self._life.beat()
         return model
@@ -160,16 +166,12 @@ class Models:
         return self.counts()[0]
 
     def warm_up(self) -> float:
-        """Tokens a second of the slowest model, over rows that are as long as they may be (at most 128)."""
+        """Measure what batches cost each model; tokens a second of the slowest, in two rows of 128 or what it reads."""
         rates = []
         for model in self._kept.values():
-            length = min(128, model.settings.max_length) - 2
-            text = " the" * length
-            for _ in range(2):  # the first pass prepares kernels and memory
-                began, before = time.perf_counter(), model.runner.num_tokens
-                model.embed([text] * 2, long_texts="cut")
-                rate = (model.runner.num_tokens - before) / (time.perf_counter() - began)
-            rates.append(rate)
+            length = min(128, model.settings.max_length)
+            costs = model.runner.measure(model.settings.max_length)
+            rates.append(2 * length / max(1e-9, costs.seconds([length] * 2)))
         return min(rates)
 
     def facts(self, name: str) -> dict[str, Any]:
@@ -191,6 +193,7 @@ class Models:
             "labels": list(task.labels) or None if task else None,
             "kind": task.kind.name if task else None,
             "takes": takes,
+            "decoder": model.heads.writer is not None,
             "mask_token": model.tokenizer.special_names["mask"],
             "max_length": settings.max_length,
             "num_layers": settings.num_layers,
@@ -206,8 +209,11 @@ class Models:
 
     # --------------------------------------------------------------------------------------------- answering
 
-    def answer(self, work: list[tuple[Work, Path | None]]) -> dict[int, list[bytes] | ErrorFacts]:
-        """For every piece the JSON of each input, or why not; pieces of one model share its batches."""
+    def answer(
+        self, work: list[tuple[Work, Path | None]], say: Callable[[int, str], None] = lambda number, text: None
+    ) -> dict[int, list[bytes] | ErrorFacts]:
+        """For every piece the JSON of each input, or why not; pieces of one model share its batches. `say` hears of
+        the tokens of texts that are asked for as they are written."""
         found: dict[int, list[bytes] | ErrorFacts] = {}
         by_model: dict[str, list[tuple[Work, Path | None]]] = {}
         for piece, path in work:
@@ -221,7 +227,7 @@ class Models:
                 }
                 continue
             try:
-                found |= self._answer_one(model, [piece for piece, _ in pieces], self._indices.get(name))
+                found |= self._answer_one(model, [piece for piece, _ in pieces], self._indices.get(name), say)
             except Exception as error:  # our own mistake must not take the others' answers along
                 failed = ("internal", "the engine failed on this request")
                 if is_out_of_memory(error):
@@ -232,7 +238,9 @@ class Models:
                 found |= {piece[0]: failed for piece, _ in pieces}
         return found
 
-    def _answer_one(self, model: Any, pieces: list[Work], index: Any) -> dict[int, list[bytes] | ErrorFacts]:
+    def _answer_one(
+        self, model: Any, pieces: list[Work], index: Any, say: Callable[[int, str], None]
+    ) -> dict[int, list[bytes] | ErrorFacts]:
         found: dict[int, list[bytes] | ErrorFacts] = {}
         asked: list[Any] = []
         mine: dict[int, range] = {}
@@ -241,7 +249,7 @@ class Models:
                 if task == "search":
                     questions = searching.ask(index, model, inputs, options)
                 else:
-                    questions = ask(model, task, inputs, options)
+                    questions = ask(model, task, inputs, options, lambda text, number=number: say(number, text))
             except DataError as error:
                 found[number] = error_facts(error)
                 continue
@@ -271,8 +279,10 @@ def _counts(model: Any) -> tuple[int, int, int]:
     return model.runner.num_tokens, model.runner.num_padded, model.runner.num_batches
 
 
-def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> list[Any]:
-    """The questions that a piece is."""
+def ask(
+    model: Any, task: str, inputs: list[Any], options: dict[str, Any], say: Callable[[str], None] = lambda text: None
+) -> list[Any]:
+    """The questions that a piece is. `say` hears of the tokens of a text that is streamed."""
     questions = model.questions
     cut = {"long_texts": options["long_texts"]} if "long_texts" in options else {}
     if task == "fill-mask":
@@ -292,6 +302,8 @@ def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> li
         return [questions.answers([pair]) for pair in inputs]
     if task == "choose":
         return [questions.choose(text, offered, question, **cut) for text, offered, question in inputs]
+    if task == "write":
+        return [_ask_to_write(model, inputs, options, say)]
     if task == "embed":
         how = {name: options[name] for name in ("prompt", "pooling", "normalize")}
         return [questions.embed(inputs, **how, **cut)]
@@ -303,12 +315,42 @@ def ask(model: Any, task: str, inputs: list[Any], options: dict[str, Any]) -> li
     return []
 
 
+def _ask_to_write(model: Any, inputs: list[Any], options: dict[str, Any], say: Callable[[str], None]) -> Any:
+    from remask.answer.questions import StreamedError, tell_text
+    from remask.tasks.settings import DecodeChanges
+
+    known = {name: options[name] for name in DecodeChanges.model_fields if options[name] is not None}
+    changes = DecodeChanges.model_validate(known)
+    on_step = None
+    if options["stream"]:
+        beams = changes.beams or (model.reader.tasks["write"].decode.beams if "write" in model.reader.tasks else 1)
+        if beams > 1 and changes.by != "sampling":
+            raise StreamedError(f"stream: with {beams} beams no token is certain before the end; send beams = 1")
+        if options["order"] == "certainty":
+            raise StreamedError("stream: masks filled by certainty have no order to read in; send order = left")
+        on_step = tell_text(model.reader.targets or model.tokenizer, say)
+    return model.questions.write(inputs, changes, options["order"], options["long_texts"], on_step)
+
+
+def _drafts(model: Any, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[bytes]:
+    found = []
+    for text, one in zip(inputs, said, strict=True):
+        here = {**vars(one)}
+        if options["attentions"] and one.how == "decoder" and one.text:
+            look = model.look_across(text, one.text)
+            here["look"] = {**vars(look), "attentions": np.round(look.attentions, 4)}
+        found.append(_json(here))
+    return found
+
+
 def written(model: Any, task: str, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[bytes]:
     """The answers of a piece as JSON, one for each input."""
     if task == "tokenize":
         return [_tokens(model, text) for text in inputs]
     if task == "choose":
         return [_json(one) for one in said]
+    if task == "write":
+        return _drafts(model, inputs, options, said[0])
     if task == "rank":
         return [_json(one[: options["top_k"]]) for one in said]
     if options.get("count"):

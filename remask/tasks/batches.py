@@ -28,12 +28,12 @@ class TaskBatches(BatchSource):
         assert rows.labels is not None
         self._rows, self._pad_id, self._settings = rows, pad_id, settings
         self._seed, self._rank, self._world_size = seed, rank, world_size
-        self._group_lengths = rows.lengths.reshape(-1, rows.group_size).max(1)
+        self._group_lengths = rows.sizes.reshape(-1, rows.group_size).max(1)
         self._plan: tuple[int, list[Array]] | None = None
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self._rows.num_groups // self._settings.num_rows)
+        return _num_batches(self._group_lengths, self._rows.group_size, self._settings)
 
     @property
     def num_examples(self) -> int:
@@ -41,7 +41,7 @@ class TaskBatches(BatchSource):
 
     @property
     def tokens_per_step(self) -> float:
-        return float(self._rows.lengths.sum()) / self.steps_per_epoch
+        return float(self._rows.sizes.sum()) / self.steps_per_epoch
 
     def first_cursor(self) -> Json:
         return {"epoch": 0, "step": 0}
@@ -56,8 +56,39 @@ class TaskBatches(BatchSource):
     def epoch(self, epoch: int) -> list[Array]:
         """The groups of each batch of an epoch; the last one computed is kept."""
         if self._plan is None or self._plan[0] != epoch:
-            self._plan = (epoch, _order(self._group_lengths, self._settings, self._seed, epoch))
+            self._plan = (epoch, self._ordered(epoch))
         return self._plan[1]
+
+    def _ordered(self, epoch: int) -> list[Array]:
+        if self._settings.num_tokens is None:
+            return _order(self._group_lengths, self._settings, self._seed, epoch)
+        return _order_by_tokens(self._group_lengths, self.steps_per_epoch, self._settings, self._seed, epoch)
+
+
+def _num_batches(lengths: Array, group_size: int, settings: TaskBatchSettings) -> int:
+    if settings.num_tokens is None:
+        return -(-len(lengths) // settings.num_rows)
+    return max(1, min(len(lengths), round(int(lengths.sum()) * group_size / settings.num_tokens)))
+
+
+def _order_by_tokens(
+    lengths: Array, num_batches: int, settings: TaskBatchSettings, seed: int, epoch: int
+) -> list[Array]:
+    """The same number of batches in every epoch, each with about as many tokens: the ordered groups are cut where
+    their tokens pass the next share. Groups are sorted by length in pools, which a batch may straddle."""
+    count = len(lengths)
+    order = permute(np.arange(count), count, key_of("task", seed, epoch))
+    if settings.bucket_batches > 1:
+        pool = max(1, count * settings.bucket_batches // num_batches)
+        order = np.concatenate(
+            [part[np.argsort(lengths[part], kind="stable")] for part in np.split(order, range(pool, count, pool))]
+        )
+    middles = np.cumsum(lengths[order]) - lengths[order] / 2
+    cuts = np.searchsorted(middles, np.arange(1, num_batches) * (lengths.sum() / num_batches))
+    cuts = np.maximum(cuts, np.arange(1, num_batches))  # no batch is empty, from the left …
+    cuts = np.minimum(cuts, count - np.arange(num_batches - 1, 0, -1))  # … and from the right
+    batches = np.split(order, np.maximum.accumulate(cuts))
+    return [batches[i] for i in permute(np.arange(num_batches), num_batches, key_of("task batches", seed, epoch))]
 
 
 def _order(lengths: Array, settings: TaskBatchSettings, seed: int, epoch: int) -> list[Array]:
@@ -103,13 +134,19 @@ def collate(rows: Rows, groups: Array, pad_id: int) -> Batch:
     lengths = np.array([len(ids) for ids in parts], np.int64)
     width = int(lengths.max())
     segments = None if rows.segments is None else _padded([rows.segments[i] for i in numbers], width, 0)
-    labels = None
+    labels = target_lengths = None
     if rows.labels is not None:
         chosen = [rows.labels[i] for i in groups]
-        labels = _padded(chosen, width, IGNORE) if rows.label_per_token else np.stack(chosen)
+        if rows.label_per_target:
+            target_lengths = np.array([len(label) for label in chosen], np.int64)
+            labels = _padded(chosen, int(target_lengths.max()), IGNORE)
+        else:
+            labels = _padded(chosen, width, IGNORE) if rows.label_per_token else np.stack(chosen)
     weights = None if rows.weights is None else rows.weights[numbers]
     ids = _padded(parts, width, pad_id)
-    return Batch(ids, lengths, segments, labels=labels, weights_B=weights, example_ids_B=numbers)
+    return Batch(
+        ids, lengths, segments, labels=labels, target_lengths_B=target_lengths, weights_B=weights, example_ids_B=numbers
+    )
 
 
 def _padded(parts: list[Array], width: int, fill: int) -> Array:

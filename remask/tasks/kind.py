@@ -63,6 +63,8 @@ class Heads(Protocol):
     def answerable(self) -> bool: ...
     @property
     def choice(self) -> bool: ...
+    @property
+    def writer(self) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class TaskLoss:
     class_weights: tuple[float, ...] | None = None  # their mean over the training data is 1
     margin: bool = False  # choices are ranked, not classified
     answerable: bool = False  # SQuAD 2.0's second loss, on the same encoder pass
+    label_smoothing: float = 0.0  # writing: the share of a token that is spread over the vocabulary
 
 
 Sums = Mapping[str, "torch.Tensor"]
@@ -128,6 +131,10 @@ class TaskKind(ABC, Generic[ItemT]):
     metric: ClassVar[str]  # chooses between models unless the task names another
     method: ClassVar[str]  # what asks a model of this kind: `remask.load(…).METHOD`, POST /v1/METHOD
     own_columns: ClassVar[bool] = False  # whether its files name their columns themselves
+    writes: ClassVar[bool] = False  # whether it answers with texts of its own, token by token
+    averages: ClassVar[bool] = True  # whether several models' outputs have a mean
+    baseline_words: ClassVar[str] = "always the same answer"  # what `baseline` scores
+    decode: ClassVar[Mapping[str, Any]] = {}  # writing: the DecodeSettings that it begins with
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -209,7 +216,7 @@ class TaskKind(ABC, Generic[ItemT]):
         """How many named labels a head of this kind has."""
         return 0
 
-    def positions(self, network: Any, batch: Batch) -> torch.Tensor | None:
+    def positions(self, network: Any, batch: Batch) -> np.ndarray | torch.Tensor | None:
         """Flat positions of the states that the head reads; None: all of them."""
         return network.first_positions(batch)
 
@@ -266,6 +273,10 @@ class TaskKind(ABC, Generic[ItemT]):
 
     @abstractmethod
     def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]) -> Json: ...
+
+    def tested(self, outputs: Sequence[Any], rows: Rows, items: Sequence[ItemT]) -> dict[str, Any]:
+        """What else to say about a labelled file that is scored once and for all: tests that take their time."""
+        return {}
 
     def example_values(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...], metric: str

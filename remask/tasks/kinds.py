@@ -27,11 +27,12 @@ from remask.tasks.kind import Heads, Problem, TaskKind, TaskSource
 from remask.tasks.prompts import Prompt
 from remask.tasks.race import race_paths
 from remask.tasks.retrieve import Retrieve
-from remask.tasks.settings import RowSettings, TableSettings
+from remask.tasks.settings import DecodeSettings, RowSettings, TableSettings
 from remask.tasks.spans import CharacterSpans, Spans
 from remask.tasks.specs import TASKS
 from remask.tasks.tags import Tags
 from remask.tasks.texts import Classify, MultiLabel, Regress
+from remask.tasks.write import Reply, Summarise, Translate, Write
 from remask.tokenizer import Tokenizer
 
 TASK_JSON = "task.json"
@@ -47,12 +48,17 @@ KINDS: dict[str, TaskKind] = {
         CharacterSpans(),
         Choices(),
         Retrieve(),
+        Write(),
+        Translate(),
+        Summarise(),
+        Reply(),
     )
 }
 # The user's own files: the name of a task -> its kind.
 OWN_TASKS = {
     "classify": "classify", "regress": "regress", "multilabel": "multilabel", "pair": "classify", "ner": "tags",
     "qa": "spans", "choice": "choice", "prompt": "prompt", "retrieve": "retrieve",
+    "write": "write", "translate": "translate", "summarise": "summarise", "reply": "reply",
 }  # fmt: skip
 
 
@@ -94,7 +100,14 @@ def complete(problem: Problem, max_train: int | None, max_dev: int | None) -> Pr
     if problem.labels and hasattr(problem.train[0], "label"):
         seen = Counter(name for item in problem.train for name in _names(item.label))
         classes = {"classes": {name: seen[name] for name in problem.labels}}
-    return replace(problem, facts={**counts, **problem.facts, **classes, "baseline": baseline})
+    return replace(
+        problem, facts={**counts, **problem.facts, **classes, "baseline": baseline, **_baseline_words(problem.kind)}
+    )
+
+
+def _baseline_words(kind: TaskKind) -> dict[str, str]:
+    """What the baseline is, where it is not the usual one."""
+    return {} if kind.baseline_words == TaskKind.baseline_words else {"baseline_words": kind.baseline_words}
 
 
 def _files_of(source: TaskSource) -> list[Path]:
@@ -140,6 +153,9 @@ def task_files(task: str, folder: Path) -> list[Path]:
 # -------------------------------------------------------------------------------------- what a model was taught
 
 
+_LIKELIEST = DecodeSettings()
+
+
 @dataclass(frozen=True)
 class StoredTask:
     """A task as a fine-tuned model learned it. `name` is None for a foreign model, which does not say."""
@@ -151,6 +167,12 @@ class StoredTask:
     table: TableSettings
     rows: RowSettings
     prompts: Mapping[str, str] = field(default_factory=dict)  # name -> what stands before a text, see Model.embed
+    decode: DecodeSettings = _LIKELIEST  # of a kind that writes
+
+    @property
+    def drafting(self) -> tuple[DecodeSettings, int] | None:
+        """How a kind that writes does so, and its most tokens."""
+        return (self.decode, self.decode.max_length or self.rows.target_length) if self.kind.writes else None
 
     def to_json(self) -> bytes:
         values = {
@@ -160,6 +182,7 @@ class StoredTask:
             "metric": self.metric,
             "table": dump(self.table),
             "rows": dump(self.rows),
+            **({"decode": dump(self.decode)} if self.kind.writes else {}),
             **({"prompts": dict(self.prompts)} if self.prompts else {}),
             **({"own": own} if (own := self.kind.stored()) else {}),
         }
@@ -178,7 +201,8 @@ class StoredTask:
             rows = RowSettings.model_validate_json(json.dumps(known["rows"]))
             labels, metric = tuple(known["labels"]), known.get("metric", kind.metric)
             prompts = checked_prompts(known.get("prompts", {}))
-            return cls(known["task"], kind.with_prompts(prompts), labels, metric, table, rows, prompts)
+            decode = DecodeSettings.model_validate_json(json.dumps(known.get("decode", {})))
+            return cls(known["task"], kind.with_prompts(prompts), labels, metric, table, rows, prompts, decode)
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
 
@@ -206,7 +230,10 @@ class StoredTask:
         )  # fmt: skip
         problem = _with_fewer(problem, "dev", max_dev, "scored on")
         baseline = self.kind.baseline(problem.dev, problem.dev, self.labels)
-        return replace(problem, facts={"test": len(problem.dev), **problem.facts, "baseline": baseline})
+        return replace(
+            problem,
+            facts={"test": len(problem.dev), **problem.facts, "baseline": baseline, **_baseline_words(self.kind)},
+        )
 
 
 def checked_prompts(values: object) -> dict[str, str]:

@@ -67,7 +67,19 @@ class Choice:
     scores: tuple[float, ...]
 
 
-Record = Label | Tagging | Answer | Choice
+@dataclass(frozen=True)
+class Written:
+    """A text that was written. `score`: its log probability by its length, or of each token on average; `finished`: it
+    came to its own end before the longest length. `how`: by a `decoder`, or by an encoder alone that filled `masks`."""
+
+    text: str
+    score: float
+    tokens: int
+    finished: bool
+    how: str = "decoder"
+
+
+Record = Label | Tagging | Answer | Choice | Written
 
 
 @dataclass(frozen=True)
@@ -85,6 +97,15 @@ class Encoded:
 
     ids: np.ndarray
     states: np.ndarray
+
+
+@dataclass(frozen=True)
+class CrossLook:
+    """Where the tokens of a written text look in its source: layers x heads x tokens written x tokens read."""
+
+    source: tuple[str, ...]
+    written: tuple[str, ...]
+    attentions: np.ndarray
 
 
 @dataclass(frozen=True)

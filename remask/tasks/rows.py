@@ -31,6 +31,7 @@ class Rows:
     example_of_row: Array
     group_size: int = 1
     label_per_token: bool = False
+    label_per_target: bool = False  # writing: labels are targets, each of its own length
     num_cut: int = 0
     origins: list[Any] = field(default_factory=list)  # what turns a row's output back into text, as the kind has it
     weights: Array | None = None  # how much a row counts in training: the windows of one text count as one; None: 1
@@ -38,6 +39,13 @@ class Rows:
     @property
     def lengths(self) -> Array:
         return np.array([len(ids) for ids in self.ids], np.int64)
+
+    @property
+    def sizes(self) -> Array:
+        """Tokens of each row, with those of its target."""
+        if not self.label_per_target or self.labels is None:
+            return self.lengths
+        return self.lengths + np.array([len(label) for label in self.labels], np.int64)
 
     @property
     def num_groups(self) -> int:
@@ -53,6 +61,7 @@ class Frame:
     double_separator: bool
     segments: bool
     max_length: int
+    targets: Tokenizer | None = None  # writing: the other side's vocabulary, where it has one
 
     def room(self, num_texts: int) -> int:
         return self.max_length - (2 if num_texts == 1 else 4 if self.double_separator else 3)

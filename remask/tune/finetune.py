@@ -63,7 +63,8 @@ def score_lines(values: Values, tables: Values, origin: str) -> list[str]:
         lines += [metrics.render(tables[table]), ""] if table in tables else []
     baseline, count = values["data"]["baseline"], values["data"].get("dev", values["data"].get("test", 0))
     header = f"  {'':24} {'score':>8}  {'':25}"
-    lines.append(f"{header}  always the same answer" if baseline else header.rstrip())
+    least_words = values["data"].get("baseline_words", "always the same answer")
+    lines.append(f"{header}  {least_words}" if baseline else header.rstrip())
     for name in metrics.shown_names(values["spread"], values["metric"]):
         spread = values["spread"][name]
         mark = "*" if name == values["metric"] else " "

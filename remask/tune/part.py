@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from remask import artifacts
-from remask.config import fingerprint
+from remask.config import dump, fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
 from remask.tasks.kind import Problem
@@ -28,7 +28,7 @@ from remask.tune.units import Units
 if TYPE_CHECKING:
     from remask.answer.reader import Reader
     from remask.model.network import Network
-    from remask.model.settings import HeadSettings, ModelSettings
+    from remask.model.settings import HeadSettings, ModelSettings, WriterSettings
     from remask.model.store import Loaded
     from remask.schema import BatchSource
     from remask.task_objectives import PairObjective, TaskObjective
@@ -100,7 +100,7 @@ class Part:
 
         has_segments = self.dev_rows.segments is not None
         runner = Runner(network, self.pad_id, has_segments=has_segments)
-        outputs = runner.outputs(self.dev_rows, self.problem.kind, check)
+        outputs = runner.outputs(self.dev_rows, self.problem.kind, check, self.stored.drafting)
         return outputs if self.units is None else self.units.outside(outputs)
 
     def batches(self, settings: TaskBatchSettings, seed: int, rank: int, world_size: int) -> BatchSource:
@@ -117,7 +117,10 @@ class Part:
     def stored(self) -> StoredTask:
         """What whoever asks the model must know of the task."""
         problem = self.problem
-        return StoredTask(problem.task, problem.kind, problem.labels, problem.metric, self.files.table, self.files.rows)
+        files = self.files
+        return StoredTask(
+            problem.task, problem.kind, problem.labels, problem.metric, files.table, files.rows, decode=files.decode
+        )
 
 
 def open_start(run: FinetuneRun) -> Start:
@@ -127,6 +130,10 @@ def open_start(run: FinetuneRun) -> Start:
     if not run.init:
         raise ConfigError("init is needed: the model to start from (--init MODEL)")
     reader = open_reader(Path(run.init))
+    if run.target_tokenizer is not None:
+        from remask.tokenizer import load_tokenizer
+
+        reader = replace(reader, targets=load_tokenizer(Path(run.target_tokenizer)))
     return Start(reader, model_fingerprint(reader.loaded.folder))
 
 
@@ -172,7 +179,23 @@ def head_settings(run: FinetuneRun, start: Start, problem: Problem) -> HeadSetti
     embeds = problem.kind.method == "embed"  # a vector of its own, as the model was made to give
     if run.pooling == "model" and not embeds and had.masked_lm and not (had.sentence or had.num_classes or had.choice):
         pooling = "first"  # the mean of a masked LM is for embeddings; a head is put where the papers put it
-    return HeadSettings.model_validate({**problem.kind.head(problem), "pooling": pooling})
+    values: dict[str, Any] = {**problem.kind.head(problem), "pooling": pooling}
+    if problem.kind.writes:
+        values["writer"] = writer_settings(run, start)
+    return HeadSettings.model_validate(values)
+
+
+def writer_settings(run: FinetuneRun, start: Start) -> WriterSettings:
+    """The decoder: as the run says, with the vocabulary that it writes with. A model that writes already keeps its
+    own."""
+    from remask.model.settings import WriterSettings
+
+    if (had := start.loaded.heads.writer) is not None:
+        return had
+    own = start.reader.targets
+    written = own or start.tokenizer
+    vocabulary = {"vocab_size": own and own.vocab_size, "start_id": written.bos_id, "end_id": written.eos_id}
+    return WriterSettings.model_validate({**dump(run.decoder), **vocabulary})
 
 
 def model_notes(run: FinetuneRun, start: Start, problem: Problem) -> list[str]:
@@ -199,6 +222,8 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     network = loaded.network
     stored = start.reader.stored
     other_task = stored is not None and stored.name != part.problem.task  # classes 0 and 1 are no sign of the same
+    if part.problem.kind.writes:
+        return writing_network(network, heads, settings, seed)
     if (loaded.labels or ()) != part.problem.labels or other_task:
         kept = HeadSettings(pooling=loaded.heads.pooling, masked_lm=heads.masked_lm and loaded.heads.masked_lm)
         network = with_heads(network, kept, seed)  # another task's head goes
@@ -207,6 +232,17 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     if part.units is not None and keeps_numbers:
         part.units.back.fold(network.heads.classifier)
     return network
+
+
+def writing_network(network: Network, heads: HeadSettings, settings: ModelSettings, seed: int) -> Network:
+    """The model with a decoder that starts from its encoder and masked LM; one that writes already goes on."""
+    from remask.model.network import with_heads
+
+    changed = with_heads(network, heads, seed, settings)
+    if network.heads.writer is None:
+        assert changed.heads.writer is not None
+        changed.heads.writer.start_from(changed.encoder, network.heads.masked_lm)
+    return changed
 
 
 def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
@@ -246,6 +282,7 @@ def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) 
     output is the table)."""
     parts = list(parts)
     whole = run.train.ema_decay > 0.0 or any(part.problem.kind.head(part.problem).get("masked_lm") for part in parts)
+    whole = whole or any(part.problem.kind.writes for part in parts)
     if run.learn == "all" and not whole:
         import numpy as np
         import torch
@@ -268,6 +305,14 @@ def let_learn(run: FinetuneRun, encoder: Any, parts: Iterable[Part], seed: int) 
             parameter.requires_grad_(is_norm or is_beside(name))
 
 
+def tokenizer_files(start: Start) -> dict[str, bytes]:
+    """The vocabulary, or both of a model that writes with another one, under their names in a model's folder."""
+    files = {f"tokenizer/{name}": data for name, data in start.tokenizer.files().items()}
+    if start.reader.targets is not None:
+        files |= {f"target_tokenizer/{name}": data for name, data in start.reader.targets.files().items()}
+    return files
+
+
 def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start, part: Part) -> None:
     """A finished model with its task: what can be merged is, and beside it under `adapter/` what peft loads over the
     start."""
@@ -275,7 +320,7 @@ def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start
     from remask.model.peft_files import ADAPTER, adapter_files
     from remask.model.store import save_model
 
-    extra = {f"tokenizer/{name}": data for name, data in start.tokenizer.files().items()}
+    extra: dict[str, bytes] = tokenizer_files(start)
     extra[TASK_JSON] = part.stored.to_json()
     with nullcontext() if part.units is None else part.units.spoken_by(network):
         if run.updates is not None or run.learn in BESIDE:

@@ -18,6 +18,7 @@ from remask import artifacts, signals
 from remask.config import dump
 from remask.errors import Stopped
 from remask.progress import Progress, duration
+from remask.tasks.kinds import kind_of
 from remask.train.settings import TrainSettings
 from remask.tune.settings import FinetuneRun
 
@@ -32,6 +33,7 @@ BASE_RATES = {
 }  # fmt: skip
 BASE_WIDTH, RATE_POWER, FRESH_RATE_POWER = 768, 2.5, 1.5
 SCRATCH_RATE = 3e-4
+WRITING_RATE = 2.5  # times these, where a decoder with fresh weights learns
 
 Report = Callable[[int, float], None]  # (evaluations so far, score): may raise to give a run up
 
@@ -133,7 +135,8 @@ def _rate(run: FinetuneRun, width: int) -> float:
     base = BASE_RATES[run.learn]
     if run.learn != "all":
         return base * (BASE_WIDTH / width) ** FRESH_RATE_POWER
-    return rate_of_all(base, width) if run.init_weights else SCRATCH_RATE
+    rate = rate_of_all(base, width) if run.init_weights else SCRATCH_RATE
+    return rate * WRITING_RATE if kind_of(run.task).writes else rate
 
 
 def train_settings(run: FinetuneRun, width: int, every: int) -> TrainSettings:

@@ -17,9 +17,10 @@ from typing import Literal, Self
 from pydantic import model_validator
 
 from remask.config import Config, dump, setting, switch
-from remask.model.settings import UPDATES, AdaLoraSettings, Ia3Settings, LoraSettings, Updates
-from remask.tasks.kinds import kind_of
+from remask.model.settings import UPDATES, AdaLoraSettings, DecoderSettings, Ia3Settings, LoraSettings, Updates
+from remask.tasks.kinds import OWN_TASKS, kind_of
 from remask.tasks.settings import (
+    DecodeSettings,
     LossSettings,
     PromptSettings,
     RetrieveSettings,
@@ -73,7 +74,8 @@ class TaskFiles(Config):
 
     task: str = setting(
         "classify",
-        "classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, or a named one such as glue:cola",
+        "classify, regress, multilabel, pair, ner, qa, choice, prompt, retrieve, write, translate, summarise, reply, "
+        "or a named one such as glue:cola",
     )
     train_file: str | None = setting(None, "what to train on")
     dev_file: str | None = setting(None, "what to evaluate on; null: a fifth of train_file")
@@ -83,6 +85,7 @@ class TaskFiles(Config):
     table: TableSettings = setting(TableSettings(), "columns of the user's own table")
     prompt: PromptSettings = setting(PromptSettings(), "task: prompt")
     rows: RowSettings = setting(RowSettings(), "texts -> rows")
+    decode: DecodeSettings = setting(DecodeSettings(), "writing: how texts are written when they are scored")
 
     @model_validator(mode="after")
     def _check_task(self) -> Self:
@@ -164,6 +167,9 @@ FEW_LABELS = {"train.epochs": 30.0, "batch.num_rows": 8}
 def recipe_of(task: str | None, without: Sequence[str] = ()) -> list[str]:
     """A named task's recipe as assignments, below what the user says."""
     recipe = FEW_LABELS if task == "prompt" else TASKS.get(task or "", {}).get("recipe", {})
+    if task in OWN_TASKS and kind_of(task).writes:
+        decode = {f"decode.{key}": value for key, value in kind_of(task).decode.items()}
+        recipe = {"batch.num_tokens": 4096, "train.weight_decay": 0.01, **decode}
     return [f"{key}={value}" for key, value in recipe.items() if key not in without]
 
 
@@ -189,6 +195,10 @@ class FinetuneRun(TaskFiles):
         effect="math",
     )  # fmt: skip
     lora: LoraSettings = setting(LoraSettings(), "learn: lora")
+    decoder: DecoderSettings = setting(DecoderSettings(), "writing: the decoder that the encoder's layers become")
+    target_tokenizer: str | None = setting(
+        None, "writing: the vocabulary of the targets, a folder or file; null: the model's own, for both sides"
+    )
     unlabelled: UnlabelledSettings = setting(UnlabelledSettings(), "texts to learn from without labels (classes only)")
     curve: CurveSettings = setting(
         CurveSettings(), "compare ways to learn over numbers of labels, in place of one model"
@@ -217,6 +227,17 @@ class FinetuneRun(TaskFiles):
     def _check(self) -> Self:
         if self.learn != "all" and self.train.trainable_top_layers is not None:
             raise ValueError(f"learn: {self.learn} already says what learns, and so does train.trainable_top_layers")
+        writes = kind_of(self.task).writes
+        if writes and self.learn not in ("all", "heads"):
+            raise ValueError(
+                f"learn: {self.learn} is not for a task that writes, whose decoder has fresh weights; all or heads"
+            )
+        if writes and (self.loss.consistency or self.loss.adversarial):
+            raise ValueError(f"loss.consistency and loss.adversarial are not for task {self.task}")
+        if self.target_tokenizer is not None and not writes:
+            raise ValueError(f"target_tokenizer is for a task that writes, not for {self.task}")
+        if any(kind_of(entry.task).writes for entry in self.tasks):
+            raise ValueError("tasks: a task that writes is trained alone")
         if isinstance(self.updates, LoraSettings | AdaLoraSettings) and self.updates.dropout and self.train.compile:
             raise ValueError(
                 f"{self.learn}.dropout cannot be compiled: train.compile must be false, or {self.learn}.dropout 0"

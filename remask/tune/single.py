@@ -24,6 +24,7 @@ from remask.tune.part import (
     open_part,
     open_start,
     publish_model,
+    tokenizer_files,
 )
 from remask.tune.seed import Report
 from remask.tune.seeds import Results, run_seeds, seeds_of, start_of, summarise
@@ -53,6 +54,7 @@ class SingleTask:
             "init": self.start.fingerprint,
             "data": self.part.fingerprint,
             "tokenizer": self.start.tokenizer.fingerprint,
+            **({} if (own := self.start.reader.targets) is None else {"target_tokenizer": own.fingerprint}),
         }
 
     @property
@@ -78,8 +80,7 @@ class SingleTask:
         from remask.model.store import model_files
 
         labels = self.problem.labels or None
-        files = {f"tokenizer/{name}": data for name, data in self.start.tokenizer.files().items()}
-        own = {**files, TASK_JSON: self.part.stored.to_json()}
+        own = {**tokenizer_files(self.start), TASK_JSON: self.part.stored.to_json()}
         return model_files(network.settings, network.head_settings, None, labels, self.run.updates) | own
 
     def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
@@ -125,7 +126,7 @@ class SingleTask:
 
     def _ensemble(self, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
         """What the models of all seeds say together about the dev file, where and as they were trained."""
-        if len(seeds) < 2:
+        if len(seeds) < 2 or not self.problem.kind.averages:
             return {}
         part, kind = self.part, self.problem.kind
         outputs = [self._open(out / f"seed-{seed}" / "best").outputs(part.dev_rows) for seed in seeds]

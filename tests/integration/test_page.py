@@ -54,6 +54,12 @@ TASKS: dict[str, tuple[str, str, dict[str, str], dict[str, Any]]] = {
         {"Text": "The fox", "Question about it (may be left empty)": "Who", "Options, one a line": "jumps\nwrote"},
         {"inputs": {"text": "The fox", "question": "Who", "options": ["jumps", "wrote"]}},
     ),
+    "write": (
+        "writes",
+        "Write",
+        {"Text": "The lazy dog"},
+        {"inputs": "The lazy dog", "beams": 4, "max_length": 40, "attentions": True},
+    ),
     "rank": (
         "run",
         "Rank",
@@ -119,6 +125,13 @@ def check(page: Any, server: Server, task: str) -> None:
     elif task == "choose":
         assert [number for _, number in rows(page)] == [percent(score) for score in said["scores"]]
         assert "chosen" in rows(page)[said["index"]][0]
+    elif task == "write":
+        assert shown.locator(".verdict").text_content() == said["text"] != ""
+        assert shown.get_by_role("option").count() == len(said["look"]["written"])
+        mean = [
+            sum(head[0][i] for head in said["look"]["attentions"][0]) / 2 for i in range(len(said["look"]["source"]))
+        ]
+        assert rows(page)[0][1] == percent(max(mean))
     elif task == "rank":
         assert [name for name, _ in rows(page)] == [one["text"] for one in said]
     elif task == "embed":
@@ -166,7 +179,7 @@ def test_each_task_by_keys_alone(page_browser: Any, page_server: Server, task: s
             page.keyboard.insert_text(text)
         settled(page)
         check(page, page_server, task)
-        if task == "attention":
+        if task in ("attention", "write"):
             press_until(page, "Tab", "document.activeElement.role === 'listbox'")
             before = rows(page)
             page.keyboard.press("ArrowRight")

@@ -7,6 +7,7 @@ needs the papers' benchmarks only the run is built (--print-config); so with que
 from __future__ import annotations
 
 import csv
+import json
 import random
 import re
 import shlex
@@ -80,6 +81,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             rows.writerows([passage(t, 2), t, f"2026-10-{1 + day:02}"] for day, t in enumerate(topics))
     few = [f"The lift of house {n} is fine.,good\nThe rent of house {n} is late.,bad\n" for n in range(12)]
     (tmp_path / "few.csv").write_text("text,label\n" + "".join(few))
+    pairs = [f"Where is lift {n}?,The lift of house {n} is behind the stair.\n" for n in range(20)]
+    (tmp_path / "pairs.csv").write_text("question,answer\n" + "".join(pairs))
+    texts = [{"en": passage("lift", 1), "de": passage("rent", 1)} for _ in range(30)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in texts))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -99,7 +104,7 @@ def test_every_command_of_the_readme_runs_in_order(folder: Path) -> None:
                 somebodys_model(Path(theirs), Path("prepared/tokenizer"))
         run(at_smoke_scale(words))
     made_by_readme = ("encoder/report.html", "at-once/report.html", "answers.csv", "topics-hf/config.json")
-    for made in (*made_by_readme, "tones.csv", "tone/report.html", "watch", "texts.index", "compare.html"):
+    for made in (*made_by_readme, "tones.csv", "tone/report.html", "watch", "texts.index", "finder", "compare.html"):
         assert (folder / made).exists(), made
 
 

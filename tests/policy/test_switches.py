@@ -201,6 +201,14 @@ FINETUNE: dict[str, Any] = {
     "train.epochs": 3.0,
     "train.precision": "fp32",
 }
+# A writer that has learned a little, so that its texts differ by how they are written.
+WRITE = {
+    "task": "write",
+    "train_file": "sources.jsonl",
+    "rows.target_length": 8,
+    "train.learning_rate": 0.02,
+    "dropout": 0.0,
+}
 FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "rows.stride": {"task": "squad1", "rows.max_length": 64, "rows.stride": 8},
     "rows.overlap": {"rows.long_texts": "windows", "rows.max_length": 8},
@@ -218,6 +226,12 @@ FINETUNE_NEEDS: dict[str, dict[str, Any]] = {
     "unlabelled.min_score": {"unlabelled.file": "texts.jsonl", "unlabelled.min_score": 0.5005},
     "loss.adversarial_step": {"loss.adversarial": 1},
     **{f"lora.{name}": {"learn": "lora"} for name in ("rank", "alpha", "dropout", "modules")},
+    **{key: WRITE for key in ("decoder.weights", "decoder.num_layers", "loss.label_smoothing", "batch.num_tokens")},
+    "table.turns": {**WRITE, "task": "reply", "train_file": "turns.jsonl"},
+    **{f"decode.{name}": WRITE for name in ("by", "beams", "cached")},
+    "decode.no_repeat": {**WRITE, "train_file": "repeats.jsonl"},
+    "decode.length_penalty": {**WRITE, "decode.beams": 3},
+    **{f"decode.{name}": {**WRITE, "decode.by": "sampling"} for name in ("temperature", "top_k", "top_p", "seed")},
     **{
         f"retrieve.{name}": {"task": "retrieve", "train_file": "pairs.jsonl"}
         for name in ("query_prompt", "document_prompt", "temperature", "learned_temperature", "symmetric", "widths")
@@ -253,7 +267,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
 
     folder = tmp_path_factory.mktemp("finetune")
     vocab_size = load_tokenizer(tiny_tokenizers["byte-bpe"]).vocab_size
-    sizes = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "ffn_size": 32, "max_length": 64}
+    sizes = {"num_layers": 2, "hidden_size": 16, "num_heads": 2, "ffn_size": 32, "max_length": 64}
     settings = ModelSettings.model_validate({"vocab_size": vocab_size, **sizes})
     save_model(folder / "model", build_network(settings, HeadSettings(masked_lm=True), 1), tiny_tokenizers["byte-bpe"])
     rows = [{"text": f"the {'fox' if i % 3 else 'dog'} " * (1 + i % 9), "label": "ab"[i % 2]} for i in range(40)]
@@ -265,9 +279,21 @@ def start(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, P
         (folder / f"{part}.json").write_text(json.dumps(squad))
     skewed = [{**row, "label": "ab"[i % 4 == 0]} for i, row in enumerate(rows)]
     choices = [{"question": "Who?", "options": ["a fox", f"dog {i}", "it"], "answer": i % 3} for i in range(24)]
+    beings = ("fox", "dog", "river", "Mary")
+    pairs = [
+        {"source": beings[i % 4] + " the" * (i % 3), "target": f"{beings[(i + 1) % 4]} {beings[i % 3]}"}
+        for i in range(40)
+    ]
+    turns = [
+        {"source": [f"{beings[i % 4]}?", beings[i % 3], "the lazy dog"], "target": beings[(i + 1) % 4]}
+        for i in range(24)
+    ]
     texts = [{"text": f"{'river' if i % 2 else 'lazy'} {i}"} for i in range(20)]
     files = {
         "texts": texts,
+        "sources": pairs,
+        "repeats": [{**pair, "target": "fox fox fox"} for pair in pairs],
+        "turns": turns,
         "train": rows,
         "bad": [*rows, {"text": "", "label": "a"}],
         "skewed": skewed,
@@ -294,7 +320,13 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
     from safetensors.numpy import load_file
 
     file = "train.json" if settings.get("task") == "squad1" else settings.get("train_file", "train.jsonl")
-    dev = {"squad1": "dev.json", "choice": "choice.jsonl", "retrieve": "pairs.jsonl"}
+    dev = {
+        "squad1": "dev.json",
+        "choice": "choice.jsonl",
+        "retrieve": "pairs.jsonl",
+        "write": "sources.jsonl",
+        "reply": "turns.jsonl",
+    }
     dev = dev.get(settings.get("task", ""), "train.jsonl")
     files: dict[str, Any] = {"train_file": file and str(start / file), "dev_file": str(start / dev)}
     if text := settings.get("retrieve.unsupervised"):

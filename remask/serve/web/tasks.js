@@ -240,6 +240,44 @@ const look = {
   say: (found) => `${count(found.tokens.length, "token")}; choose one to see what it looks at`,
 };
 
+const named = (names) => names.map((name) => ({ text: name.trim() || name, special: true }));
+
+const write = {
+  name: "Write",
+  cuts: true,
+  wide: true,
+  fields: [
+    text("text", "Text", 4, "Two young men are outside near many bushes."),
+    { key: "beams", label: "Beams", kind: "number", min: 1, max: 16, start: "4" },
+    { key: "longest", label: "Most tokens", kind: "number", min: 1, max: 512, start: "40" },
+    choice("layer", "Layer", (model) => range(model.num_layers)),
+    choice("head", "Head", (model) => ["mean", ...range(model.num_heads)]),
+  ],
+  request(values, model) {
+    if (!values.text.trim()) return wait("Write a text.");
+    const within = (value, most, start) => Math.max(1, Math.min(most, Math.round(Number(value)) || start));
+    const body = { inputs: values.text, max_length: within(values.longest, 512, 40) };
+    if (!model.decoder) return body; // an encoder alone fills masks, one by one
+    return { ...body, beams: within(values.beams, 16, 4), attentions: true };
+  },
+  show(found, values, { memory }) {
+    const sure = note(`${count(found.tokens, "token")}, ${decimal(found.score)} nats each on average`
+      + `${found.finished ? "" : "; it did not come to an end"}.`);
+    const verdict = el("p", { class: "verdict" }, found.text);
+    if (found.how === "masks") {
+      return el("div", {}, verdict, sure, note("This model has no decoder: it continues the text by filling masks from "
+        + "left to right."));
+    }
+    if (!found.look) return el("div", {}, verdict, sure);
+    const layers = found.look.attentions;
+    const heads = layers[Math.min(Number(values.layer), layers.length) - 1];
+    const view = attention(named(found.look.written), headWeights(heads, values.head), memory, named(found.look.source));
+    return el("div", {}, verdict, sure, view, note("Choose a written token by pointer or arrow keys: shades and bars "
+      + "show where in the source it looks. In the map, rows are written tokens, columns those of the source."));
+  },
+  say: (found) => `Written: ${found.text}`,
+};
+
 const search = {
   name: "Search",
   wide: true,
@@ -274,7 +312,7 @@ const search = {
 
 export const TASKS = {
   search,
-  "fill-mask": fillMask, prompt, classify, pairs, tag, answer: answerTask, choose, rank, embed, tokenize,
+  "fill-mask": fillMask, prompt, classify, pairs, tag, answer: answerTask, choose, write, rank, embed, tokenize,
   attention: look,
 };
 
