@@ -189,7 +189,8 @@ def run_ours(options: argparse.Namespace, turns: Turns, network: Any = None, wor
     settings = TrainSettings(
         steps=num_steps(options), learning_rate=LEARNING_RATE, warmup=WARMUP_STEPS, weight_decay=WEIGHT_DECAY,
         beta2=BETA2, epsilon=EPSILON, clip=CLIP, precision=options.precision, device="cpu", save_every=0,
-        eval_every=0, log_every=1,
+        eval_every=0, log_every=1, optimizer=getattr(options, "optimizer", "adamw"),
+        overlap=bool(getattr(options, "overlap", True)),
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         try:

@@ -376,7 +376,7 @@ def export(
     built = _run(ExportRun, None, run, {"model": model, "to": to, "embedding": embedding}, settings)
     measure = None
     if built.eval_file is not None:
-        from remask.evaluation.export_scores import scorer
+        from remask.answer.scores import scorer
 
         measure = scorer(built.model, built.eval_file, built.columns())
     return write(built, Path(out), measure)

@@ -37,10 +37,15 @@ class ObjectiveSettings(Config):
 
 
 class Pretraining:
-    """Masked LM with what the settings add. `sentence`: the batches have pairs with labels."""
+    """Masked LM with what the settings add. `sentence`: the batches have pairs with labels. `every_pass`: the masked
+    and the left-to-right pass are both computed, even where a micro-batch has no rows for one: ranks that divide a
+    model must compute the same passes."""
 
-    def __init__(self, settings: ObjectiveSettings, *, seed: int, sentence: bool) -> None:
+    def __init__(
+        self, settings: ObjectiveSettings, *, seed: int, sentence: bool, every_pass: bool = False
+    ) -> None:  # fmt: skip
         self._seed, self._causal_share = seed, settings.causal_share
+        self._every_pass = every_pass and settings.causal_share > 0
         self.weights: Mapping[str, float] = {"mlm": settings.mlm_weight}
         if sentence:
             self.weights = {**self.weights, "sentence": settings.sentence_weight}
@@ -67,28 +72,44 @@ class Pretraining:
             self._masked(model, masked, step, parts, metrics)
         if causal is not None:
             self._causal(model, causal, step, parts)
+        if self._every_pass and (masked is None or causal is None):
+            self._stand_in(model, masked or causal, step, parts, is_masked=masked is None)
         return Loss(parts, metrics)
+
+    def _stand_in(
+        self, model: Any, batch: Batch | None, step: int | None, parts: dict[str, LossPart], is_masked: bool
+    ) -> None:
+        """The pass that has no rows here, on rows of the other kind, for nothing."""
+        assert batch is not None
+        spare: dict[str, LossPart] = {}
+        if is_masked:
+            self._masked(model, batch, step, spare, {})
+        else:
+            self._causal(model, batch, step, spare)
+        parts |= {name: LossPart(part.sum * 0.0, 0) for name, part in spare.items()}
 
     def _noise(self, batch: Batch, step: int | None) -> Any:
         from remask.model.noise import Noise
 
-        return None if step is None else Noise(self._seed, step, batch.example_ids_B)
+        return None if step is None else Noise(self._seed, step, batch.known.example_ids_B)
 
     def _masked(
         self, model: Any, batch: Batch, step: int | None, parts: dict[str, LossPart], metrics: dict[str, LossPart]
     ) -> None:
         from remask.model.loss import cross_entropy
+        from remask.model.shapes import to_device
 
         noise = self._noise(batch, step)
         pairs_B = batch.sentence_labels_B if "sentence" in self.weights else None
-        wanted_M = batch.masked_positions_M if pairs_B is None else None  # the sentence loss may look at all tokens
+        wanted_M = batch.known.masked_positions_M if pairs_B is None else None  # the sentence loss may look at all
         hidden_BSD = model.encode(batch, noise, wanted_M=wanted_M)
         labels_M = _given(batch.masked_labels_M)
         loss, correct = model.masked_lm_loss(hidden_BSD, batch.masked_positions_M, labels_M)
         parts["mlm"] = LossPart(loss, len(labels_M))
         metrics["accuracy"] = LossPart(correct, len(labels_M))
         if pairs_B is not None:
-            rows_R = (pairs_B != IGNORE).nonzero().squeeze(1)
+            pairs = _on_cpu(_given(batch.known.sentence_labels_B))
+            rows_R = to_device(np.flatnonzero(pairs != IGNORE), pairs_B.device)
             logits_B2 = model.sentence(hidden_BSD, batch.lengths_B, noise)
             loss, correct = cross_entropy(logits_B2[rows_R], pairs_B[rows_R])
             parts["sentence"] = LossPart(loss, len(rows_R))
@@ -96,8 +117,11 @@ class Pretraining:
 
     def _causal(self, model: Any, batch: Batch, step: int | None, parts: dict[str, LossPart]) -> None:
         """Every token from those to its left, on the text as it stood before masking."""
+        from remask.model.shapes import to_device
+
         hidden_BSD = model.encode(batch, self._noise(batch, step), causal=True)
-        positions_M = _predicts_next(batch).flatten().nonzero().squeeze(1)
+        follows_BS = _on_cpu(_predicts_next(batch.known))
+        positions_M = to_device(np.flatnonzero(follows_BS), batch.input_ids_BS.device)
         labels_M = batch.input_ids_BS.flatten()[positions_M + 1]
         loss, _ = model.masked_lm_loss(hidden_BSD, positions_M, labels_M)
         parts["causal"] = LossPart(loss, len(positions_M))
@@ -106,6 +130,12 @@ class Pretraining:
         """The rows for the masked and for the left-to-right loss (those with their text put back)."""
         if not self._causal_share:
             return batch, None
+        if batch.host is not None:  # rows are chosen where nobody waits, and sent once more
+            from remask.model.shapes import to_device
+
+            device = batch.input_ids_BS.device
+            parts = [part and part.sent(lambda x: to_device(x, device)) for part in self._split(batch.host)]
+            return parts[0], parts[1]
         is_causal_B = _draws(self._seed, batch) < self._causal_share
         masked = _rows_of(batch, np.flatnonzero(~is_causal_B)) if not is_causal_B.all() else None
         causal = _rows_of(_unmasked(batch), np.flatnonzero(is_causal_B)) if is_causal_B.any() else None

@@ -25,9 +25,9 @@ import torch
 from remask.errors import ConfigError, UnavailableError
 
 PROBE_SECONDS = 120
-Format = Literal["fp32", "bf16", "fp16"]  # of the products
+Format = Literal["fp32", "bf16", "fp16", "int8"]  # of the products; int8 only of models that answer
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _PROBE = """
 import json, sys, time, torch
@@ -50,17 +50,45 @@ assert torch.allclose((a @ a).float(), a.float() @ a.float(), rtol=0.1, atol=0.5
 print(json.dumps({"ratio": seconds(torch.float32) / seconds(dtype)}))
 """
 
+# int8 products are right everywhere, but a build or a processor without kernels for them takes seconds instead of
+# microseconds. That shows at once, and is no question of speed measured under load.
+_PROBE_INT8 = """
+import json, time, torch
+torch.manual_seed(0)
+x, w = torch.randint(0, 256, (64, 256), dtype=torch.uint8), torch.randint(-127, 128, (256, 256), dtype=torch.int8)
+packed = torch.ops.onednn.qlinear_prepack(w, None)
+ones, zeros = torch.ones(256), torch.zeros(256, dtype=torch.int64)
+def seconds(run):
+    best = 1e9
+    for _ in range(5):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+def product():
+    return torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, 128, packed, ones, zeros, zeros.float(), 1.0, 0, torch.float32, "none", [], "")
+wide, plain = x.float() - 128, w.float()
+assert torch.equal(product(), wide @ plain.T), "wrong products"
+ratio = seconds(lambda: wide @ plain.T) / seconds(product)
+assert ratio > 0.05, f"this processor has no kernel for them, so they take {1 / ratio:.0f} times as long as fp32"
+print(json.dumps({"ratio": ratio}))
+"""
+
 
 @functools.cache
 def probe(precision: str, device: str = "cpu") -> tuple[bool, str]:
     """Whether products in this format work here, tried in a child process, and why not (or how fast)."""
+    if precision == "int8" and not device.startswith("cpu"):
+        return False, f"8-bit products are made for CPUs, not for {device}"
     if device.startswith("cuda") and not torch.cuda.is_available():
         return False, "no CUDA device"
     if device.startswith("mps") and not torch.backends.mps.is_available():
         return False, "no MPS device"
     if precision == "fp32":
         return True, "works"
-    command = [sys.executable, "-W", "ignore", "-c", _PROBE, precision, device]
+    script = _PROBE_INT8 if precision == "int8" else _PROBE
+    command = [sys.executable, "-W", "ignore", "-c", script, precision, device]
     try:
         child = subprocess.run(command, capture_output=True, timeout=PROBE_SECONDS, text=True, env=dict(os.environ))
     except subprocess.TimeoutExpired:
@@ -127,9 +155,14 @@ def _has_bf16(device: torch.device) -> bool:
         return False
 
 
+def base_format() -> Format:
+    """What a CPU model in int8 computes in outside of its 8-bit products: bf16 where the processor multiplies it."""
+    return "bf16" if _has_bf16(torch.device("cpu")) and probe("bf16")[0] else "fp32"
+
+
 def autocast(name: str, device_type: str) -> contextlib.AbstractContextManager[Any]:
     """Inside, matrix products are made in this format; everything else stays fp32."""
-    return contextlib.nullcontext() if name == "fp32" else torch.autocast(device_type, dtype=_DTYPES[name])
+    return contextlib.nullcontext() if name == "fp32" else torch.autocast(device_type, dtype=FORMATS[name])
 
 
 @dataclass
@@ -175,7 +208,7 @@ class Precision:
 def products_per_second(device: torch.device, precision: str = "fp32") -> float:
     """Floating-point operations a second in matrix products: what time estimates and shares of the peak refer to."""
     size = 1024
-    matrix = torch.ones(size, size, device=device, dtype=_DTYPES.get(precision, torch.float32))
+    matrix = torch.ones(size, size, device=device, dtype=FORMATS[precision])
     best = float("inf")
     for _ in range(4):
         start = time.perf_counter()

@@ -49,6 +49,8 @@ class Batch:
     weights_B: Array | None = None  # fine-tuning: how much a row counts; None: each counts 1
     example_ids_B: Array | None = None
     task: str | None = None  # several tasks at once: the one that these rows are of
+    # The same as numpy arrays, where this one is on a device: who must know a length asks there, and nobody waits.
+    host: Batch | None = None
 
     @property
     def num_rows(self) -> int:
@@ -61,9 +63,19 @@ class Batch:
         return int(self.lengths_B.sum()) + targets
 
     def map(self, change: Callable[[Array], Array]) -> Batch:
-        """The same batch with `change` applied to every array (to tensors, to a device, pinned)."""
-        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "task"}
-        return replace(self, **{name: change(array) for name, array in arrays.items() if array is not None})
+        """The same batch with `change` applied to every array. Rows may be taken away, so it has no `host`."""
+        arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("task", "host")}
+        changed: dict[str, Any] = {name: change(array) for name, array in arrays.items() if array is not None}
+        return replace(self, host=None, **changed)
+
+    def sent(self, send: Callable[[Array], Array]) -> Batch:
+        """A batch of numpy arrays as tensors on a device, which keeps this one as its `host`."""
+        return replace(self.map(send), host=self)
+
+    @property
+    def known(self) -> Batch:
+        """Where values can be read without waiting for a device: the host's batch, or this one."""
+        return self.host or self
 
 
 class BatchSource(Protocol):

@@ -49,7 +49,7 @@ class TaskObjective:
         return {name: counts[name] for name in self.weights}
 
     def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
-        counts = self.counts(batch)
+        counts = self.counts(batch.known)
         noise = None if step is None else self._noise(step, batch)
         logits, right, passes = self._passes(model, batch, noise)
         sums: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class TaskObjective:
         """Dropout of a step; `again`: of a second pass, from a stream of its own."""
         from remask.model.noise import Noise
 
-        return Noise(self.seed + (_SECOND_PASS if again else 0), step, batch.example_ids_B)
+        return Noise(self.seed + (_SECOND_PASS if again else 0), step, batch.known.example_ids_B)
 
     def _passes(self, model: Any, batch: Batch, noise: Any) -> tuple[torch.Tensor, Any, list[Sums]]:
         """Logits of the texts as they are, how many were right, and the loss of every pass: of those texts, then of

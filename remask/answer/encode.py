@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import orjson
 
 from remask import artifacts, signals
+from remask.answer.settings import PRECISION_HELP, AnswerPrecision, Int8Settings
 from remask.config import Config, dump, setting
 from remask.errors import DataError, MissingInputError
 from remask.model.settings import Pooling
@@ -45,6 +46,8 @@ class EncodeRun(Config):
     pooling: Pooling | None = setting(None, "of a vector: the first token's state or the mean; None: as the model has")
     prompt: str | None = setting(None, "of a vector: which of the model's prompts stands before a text; None: none")
     long_texts: Literal["error", "cut"] = setting("error", "a text beyond the model's length: stop there, or cut it")
+    precision: AnswerPrecision = setting("fp32", PRECISION_HELP)
+    int8: Int8Settings = setting(Int8Settings(), "precision int8: what it may cost")
     device: str = setting("cpu", "cpu, cuda, ...")
 
 
@@ -53,11 +56,13 @@ def main(run: EncodeRun, out: Path, progress: Progress) -> Json:
     from remask.answer.model import load
     from remask.answer.stream import file_key
     from remask.model.store import model_fingerprint
+    from remask.precision import choose_precision
 
     if not run.file.exists():
         raise MissingInputError(f"{run.file}: no such file")
-    model = load(run.model, device=run.device)
-    settings = dump(run) | {"model": None, "file": None}
+    precision, _ = choose_precision(run.precision, run.device)
+    model = load(run.model, device=run.device, precision=precision, int8=run.int8)
+    settings = dump(run) | {"model": None, "file": None, "precision": precision}
     key = {"model": model_fingerprint(model.folder), "run": settings, "file": file_key(run.file)}
     with artifacts.work_on(out, key) as work:
         if work.result is None:
@@ -161,7 +166,14 @@ class _Job:
                         shutil.copyfileobj(part, file)
         else:
             self._assemble(whole, heads, offsets, width)
-        result = {"texts": len(offsets) - 1, "tokens": offsets[-1], "width": width, "out": str(self._work.out)}
+        result: dict[str, Any] = {
+            "texts": len(offsets) - 1,
+            "tokens": offsets[-1],
+            "width": width,
+            "out": str(self._work.out),
+        }
+        if self._model.int8_report is not None:
+            result["int8"] = self._model.int8_report
         self._work.finish(whole, result)
 
     def _assemble(self, whole: Path, heads: Sequence[Json], offsets: list[int], width: int) -> None:

@@ -17,14 +17,16 @@ import torch
 
 from remask import signals
 from remask.answer.attention_maps import attention_maps, look_across
+from remask.answer.int8 import to_int8
 from remask.answer.questions import LongTexts, Pair, Question, Questions, ResultT
 from remask.answer.reader import Reader, open_reader
 from remask.answer.runner import BATCH_TOKENS, Check, Reading, Row, Runner
+from remask.answer.settings import Int8Settings
 from remask.config import build_values
 from remask.errors import DataError, UnavailableError
 from remask.model.packed import for_answers
 from remask.model.settings import Pooling
-from remask.precision import Format
+from remask.precision import Format, base_format
 from remask.tasks.records import Answer, Choice, CrossLook, Encoded, Entity, Fill, Label, Ranked, Tokenized, Written
 from remask.tasks.rows import Rows
 from remask.tasks.settings import DecodeChanges, MaskOrder
@@ -37,11 +39,14 @@ def load(
     batch_tokens: int = BATCH_TOKENS,
     precision: Format = "fp32",
     packed: bool = True,
+    int8: Int8Settings | None = None,
 ) -> Model:
     """Open a model to use it: a run folder (its newest good checkpoint), a checkpoint, an exported or foreign folder.
 
     `batch_tokens`: how many padded tokens go through the network at once. `precision` bf16: the products are made in
-    that format, which the machine must have (`remask doctor`). `packed`: on CPUs, matrices are laid out anew for their
+    that format, which the machine must have (`remask doctor`). int8: 8-bit products on a CPU, compared with fp32 first
+    and refused (DataError) where they cost too much; `int8` says how much that is, `Model.int8_report` what it was.
+    `packed`: on CPUs, matrices are laid out anew for their
     products; that makes answers faster and takes longer than a few answers do.
 
     >>> model = remask.load("runs-out/mine")                                          # doctest: +SKIP
@@ -49,7 +54,7 @@ def load(
     ' Paris'
     """
     reader = open_reader(Path(path))
-    return Model(reader, device=device, batch_tokens=batch_tokens, precision=precision, packed=packed)
+    return Model(reader, device=device, batch_tokens=batch_tokens, precision=precision, packed=packed, int8=int8)
 
 
 class Model:
@@ -63,6 +68,7 @@ class Model:
         batch_tokens: int = BATCH_TOKENS,
         precision: Format = "fp32",
         packed: bool = True,
+        int8: Int8Settings | None = None,
     ) -> None:
         loaded = reader.loaded
         self.settings, self.heads, self.labels, self.folder = (
@@ -77,17 +83,18 @@ class Model:
         except (RuntimeError, AssertionError) as error:  # torch has one of each
             raise UnavailableError(f"device = {device}: {str(error).splitlines()[0][:160]}") from error
         self.num_parameters = sum(parameter.numel() for parameter in network.parameters())
-        self.network = for_answers(network, precision, packed=packed)
+        self.precision, self.int8_report = precision, None
+        """The number format of its products; what int8 costs, where they are that."""
+        base = precision
+        if precision == "int8":
+            network, self.int8_report = to_int8(reader, network, int8 or Int8Settings())
+            base = base_format()
+        self.network = for_answers(network, base, packed=packed)
         self.runner = Runner(
-            self.network, self.tokenizer.pad_id, has_segments=reader.frame().segments, precision=precision,
+            self.network, self.tokenizer.pad_id, has_segments=reader.frame().segments, precision=base,
             batch_tokens=batch_tokens,
         )  # fmt: skip
         self.questions = Questions(reader, self.runner)
-
-    @property
-    def precision(self) -> str:
-        """The number format of its products."""
-        return self.runner.precision
 
     def __repr__(self) -> str:
         shape = f"{self.settings.num_layers} layers x {self.settings.hidden_size}"

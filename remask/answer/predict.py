@@ -21,6 +21,7 @@ import orjson
 
 from remask import artifacts, signals
 from remask.allocator import keep_freed_memory
+from remask.answer.settings import PRECISION_HELP, AnswerPrecision, Int8Settings
 from remask.config import Config, dump, setting
 from remask.errors import DataError, MissingInputError, OutputError, UsageError
 from remask.progress import Progress, counted
@@ -55,9 +56,8 @@ class PredictRun(Config):
     bad_rows: Literal["aside", "error"] = setting(
         "aside", "rows that cannot be answered: set them aside, or stop there"
     )
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(
-        "auto", "number format; auto: bf16 where it is made for"
-    )
+    precision: AnswerPrecision = setting("auto", PRECISION_HELP)
+    int8: Int8Settings = setting(Int8Settings(), "precision int8: what it may cost")
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps")
     decode: DecodeChanges = setting(DecodeChanges(), "a model that writes: how, where it is not as it was scored")
     batch_tokens: int = setting(4096, "most padded tokens in one forward pass", ge=16)
@@ -108,9 +108,11 @@ def open_ready(run: PredictRun) -> Ready:
         raise UsageError(f"decode is for a model that writes; this one answers a task of the kind {task.kind.name}")
     device = choose_device(run.device)
     precision, _ = choose_precision(run.precision, device)
-    model = Model(reader, device=device, batch_tokens=run.batch_tokens, precision=precision)
+    model = Model(reader, device=device, batch_tokens=run.batch_tokens, precision=precision, int8=run.int8)
     identity = {"model": model_fingerprint(model.folder), "precision": precision, "device": str(device)}
-    facts = {"kind": task.kind.name, "labels": list(task.labels), "precision": precision}
+    facts: dict[str, Any] = {"kind": task.kind.name, "labels": list(task.labels), "precision": precision}
+    if model.int8_report is not None:
+        facts["int8"] = model.int8_report
     return Ready(Asker.of(model, run.text, run.text2), facts, identity)
 
 

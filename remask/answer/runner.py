@@ -7,6 +7,7 @@ one result a row, in the order of the rows; nothing depends on what else is in a
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,11 @@ import torch
 from torch import Tensor
 
 from remask import signals
+from remask.answer.costs import Costs, measured
 from remask.answer.decoding import OnStep, write
+from remask.model.encoder import Positions
 from remask.model.network import Network
+from remask.model.shapes import to_device
 from remask.precision import autocast
 from remask.schema import Batch
 from remask.tasks.batches import collate
@@ -45,7 +49,7 @@ class Reading:
 
     key: Hashable
     read: Callable[[Batch, Tensor], Sequence[Any]]
-    looks_at: Callable[[Batch], Tensor | None] = lambda batch: None  # flat positions; None: all of them
+    looks_at: Callable[[Batch], Positions | None] = lambda batch: None  # flat positions; None: all of them
 
 
 class Runner:
@@ -58,6 +62,7 @@ class Runner:
         self.network, self.pad_id, self.has_segments = network, pad_id, has_segments
         self.precision, self.batch_tokens = precision, batch_tokens
         self.device = next(network.parameters()).device
+        self.costs: Costs | None = None  # measured by `measure`: decides which rows share a batch
         self.num_tokens = self.num_padded = self.num_batches = 0  # of all that went through the network
         self.on_step: OnStep | None = None  # after every token that is written
 
@@ -68,7 +73,7 @@ class Runner:
     def batch(self, rows: Sequence[Row]) -> Batch:
         """Rows as a batch on the network's device."""
         padded = pad_rows([ids for ids, _ in rows], [s for _, s in rows] if self.has_segments else None, self.pad_id)
-        return padded.map(lambda array: torch.from_numpy(array).to(self.device))
+        return padded.sent(lambda array: to_device(array, self.device))
 
     def outputs(
         self, rows: Rows, kind: TaskKind, check: Check = signals.check, drafting: Drafting | None = None
@@ -110,6 +115,21 @@ class Runner:
 
         return Reading(("task", kind), read, lambda batch: kind.positions(self.network, batch))
 
+    def measure(self, max_length: int) -> Costs:
+        """Measure here what batches cost; from now on that decides which rows go together."""
+
+        @torch.inference_mode()
+        def seconds(rows: int, length: int) -> float:
+            ids = np.full(length, self.pad_id, np.int64)
+            batch = self.batch([(ids, np.zeros_like(ids))] * rows)
+            began = time.perf_counter()
+            with self.products():
+                self.network.encode(batch, wanted_M=self.network.first_positions(batch)).cpu()
+            return time.perf_counter() - began
+
+        self.costs = measured(seconds, max_length)
+        return self.costs
+
     def drafts(self, drafting: Drafting, on_step: OnStep | None = None) -> Reading:
         """What the decoder writes about a row. `on_step`: for rows that are read alone, so that their number is 0."""
         settings, max_length = drafting
@@ -130,7 +150,10 @@ class Runner:
     def run(self, rows: Sequence[Row], readings: Sequence[Reading], check: Check | None = None) -> dict[int, Any]:
         """What is read of every row, by its number."""
         results: dict[int, Any] = {}
-        for numbers in alike([len(ids) for ids, _ in rows], self.batch_tokens):
+        lengths = [len(ids) for ids, _ in rows]
+        costs = self.costs
+        groups = alike(lengths, self.batch_tokens) if costs is None else costs.groups(lengths, self.batch_tokens)
+        for numbers in groups:
             batch = self.batch([rows[i] for i in numbers])
             places_of: dict[Hashable, list[int]] = {}
             for place, number in enumerate(numbers):

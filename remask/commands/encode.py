@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from remask.answer.encode import ENDINGS, EncodeRun, main
+from remask.answer.settings import PRECISIONS, shown_int8
 from remask.commands import Common, common_options, run_file
 from remask.errors import UsageError
 
@@ -23,6 +24,7 @@ from remask.errors import UsageError
 @click.option("--pooling", type=click.Choice(["first", "mean"]), help="With --pooled: what stands for a text.")
 @click.option("--prompt", help="With --pooled: what the model was taught to read before a text: query, document, ...")
 @click.option("--long", "long_texts", type=click.Choice(["error", "cut"]), help="Texts beyond the model's length.")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Number format (fp32); int8 is checked first.")
 @common_options
 def command(words: tuple[str, ...], out: Path, common: Common, **options: Any) -> None:
     """Token ids and last hidden states of every text of FILE: a table's text column, or the lines of another file.
@@ -39,4 +41,6 @@ def command(words: tuple[str, ...], out: Path, common: Common, **options: Any) -
     if common.dry_run:
         return
     result = main(built.run, out, common.progress)
+    if "int8" in result:
+        common.progress.say(f"  {shown_int8(result['int8'])}")
     common.result(result, f"{out}: {result['texts']:,} texts, {result['tokens']:,} tokens")

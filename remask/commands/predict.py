@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from remask.answer.predict import PredictRun, answer_texts, main, open_asked
+from remask.answer.settings import PRECISIONS, shown_int8
 from remask.commands import PATTERN_HELP, WORDS_HELP, Common, common_options, prompt_options, run_file
 from remask.errors import DataError, UsageError
 from remask.progress import counted
@@ -37,7 +38,8 @@ _ENDING = re.compile(r"\.[A-Za-z0-9]{1,8}$")
 @click.option("--scores", is_flag=True, default=None, help="Also the score of every class.")
 @click.option("--prefix", help="Put before the names of the answer's columns.")
 @click.option("--escape-formulas", is_flag=True, default=None, help="Cells that begin with = + - @ stay text in Excel.")
-@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "fp16"]), help="Number format.")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Number format; int8 is checked against fp32 first.")
+@click.option("--int8-eval", "int8__eval_file", metavar="FILE", help="int8: a file with labels to score both forms on.")
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @common_options
 def command(
@@ -73,6 +75,7 @@ def command(
         _answer_texts(common, run, texts)
         return
     values = main(run, out, progress=common.progress)
+    _say_int8(common, values)
     if values["bad"]:
         common.progress.warn(f"{counted(values['bad'], 'row')} could not be answered: {values['bad_file']}")
     _say_cut(common, values)
@@ -107,6 +110,7 @@ def _answer_texts(common: Common, run: PredictRun, words: Sequence[str]) -> None
             raise DataError("stdin: no text there")
         asked, places = [tuple(line.split("\t")) for _, line in numbered], [f"stdin:{number}" for number, _ in numbered]
     values = answer_texts(run, asked, places)
+    _say_int8(common, values)
     _say_cut(common, values)
     common.result(values, "\n".join(_line(answer) for answer in values["answers"]))
 
@@ -116,6 +120,11 @@ def _line(answer: Values) -> str:
     shown = {name: shown_cell(value) for name, value in answer.items()}
     bare = ("prediction", "score")
     return "  ".join(value or '""' if name in bare else f"{name} {value}" for name, value in shown.items())
+
+
+def _say_int8(common: Common, values: Json) -> None:
+    if "int8" in values:
+        common.progress.say(f"  {shown_int8(values['int8'])}")
 
 
 def _say_cut(common: Common, values: Json) -> None:

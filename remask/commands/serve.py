@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import click
 
+from remask.answer.settings import Int8Settings
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, setting
-from remask.errors import UnavailableError, install_command
+from remask.errors import UnavailableError, UsageError, install_command
 from remask.progress import Progress
 from remask.schema import Json
 from remask.serve.catalog import entries
@@ -25,9 +26,10 @@ class ServeRun(Config):
     models: tuple[str, ...] = setting(..., "run, checkpoint, model or Hugging Face folders, or ID=FOLDER", min_length=1)
     host: str = setting("127.0.0.1", "the address to listen at; beyond loopback only with a token")
     port: int = setting(8000, "the port; 0: a free one", ge=0, le=65_535)
-    precision: Literal["auto", "fp32", "bf16"] = setting(
-        "auto", "of matrix products; auto: bf16 where the machine has it"
+    precision: Literal["auto", "fp32", "bf16", "int8"] = setting(
+        "auto", "of matrix products; auto: bf16 where the machine has it; int8: checked against fp32 first"
     )
+    int8: Int8Settings = setting(Int8Settings(), "precision int8: what it may cost")
     device: str = setting("cpu", "cpu, cuda, ...")
     request_log: str | None = setting(None, "a file that gets one JSON line a request; -: stdout")
     log_texts: bool = setting(False, "the request log has the texts, too")
@@ -39,7 +41,8 @@ class ServeRun(Config):
 @click.option("--host", help="The address to listen at (127.0.0.1); beyond loopback only with a token.")
 @click.option("--port", type=int, help="The port (8000); 0: a free one.")
 @click.option("--token", envvar="REMASK_TOKEN", help="What clients must send as Authorization: Bearer TOKEN.")
-@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16"]), help="Of matrix products.")
+@click.option("--precision", type=click.Choice(["auto", "fp32", "bf16", "int8"]), help="Of matrix products.")
+@click.option("--int8-eval", "int8__eval_file", metavar="FILE", help="int8: a file with labels to score both forms on.")
 @click.option("--request-log", metavar="FILE", help="One JSON line a request: id, model, task, status, ms; -: stdout.")
 @click.option("--log-texts", is_flag=True, default=None, help="The texts, too. Without it none is written.")
 @common_options
@@ -60,6 +63,8 @@ def main(run: ServeRun, token: str | None, *, common: Common) -> None:
     address = Address(run.host, run.port, token)
     check_address(address)
     found = entries(run.models)
+    if run.int8.eval_file is not None and len(found) > 1:
+        raise UsageError("--int8-eval is a file of one model's task; serve one model with it")
     if common.dry_run:
         return
     progress: Progress = common.progress
@@ -76,6 +81,7 @@ def main(run: ServeRun, token: str | None, *, common: Common) -> None:
         address,
         run.limits,
         precision=run.precision,
+        int8=run.int8,
         device=run.device,
         choose_precision=choose_format,
         on_ready=on_ready,
@@ -86,7 +92,7 @@ def main(run: ServeRun, token: str | None, *, common: Common) -> None:
 
 
 def choose_format(precision: str, device: str) -> str:
-    """fp32 or bf16, as training chooses; runs in the engine's process, since this one has no torch."""
+    """What this machine can, as training chooses; runs in the engine's process, since this one has no torch."""
     import torch
 
     from remask.precision import choose_precision

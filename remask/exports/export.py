@@ -18,8 +18,8 @@ from remask.schema import Json
 from remask.tasks.card import CARD_JSON
 
 if TYPE_CHECKING:
-    from remask.exports.onnx import Scores
-    from remask.exports.verify import Answerer
+    from remask.answer.agreement import Answerer
+    from remask.answer.scores import Scores
 
 
 def export(run: ExportRun, out: Path, measure: Callable[[Answerer], Scores] | None = None) -> Json:

@@ -3,7 +3,7 @@
 In: a model's settings, heads and weights. Out: a file whose inputs and outputs have the names that transformers and
 optimum use. The graph is traced from the encoder's and the heads' own modules; only the view of a batch is another:
 what is padding comes from `attention_mask`, nothing is unpadded or cut into blocks, so no size is fixed.
-Not here: the folder around it (onnx), comparing it with its source (verify), int8 (quantize).
+Not here: the folder around it (onnx), comparing it with its source (answer.agreement), int8 (quantize).
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from torch import nn
 
 from remask.errors import ConfigError, UnavailableError, install_command
 from remask.model.attention import Sight
-from remask.model.encoder import Encoder, Rows, View
+from remask.model.encoder import Encoder, Positions, Rows, View
 from remask.model.network import Network
 from remask.model.noise import Noise
+from remask.model.outputs import named_outputs
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.schema import Batch
 
@@ -80,7 +81,7 @@ class _TracedEncoder(Encoder):
     """The encoder on rows whose padding is where `document_ids_BS` is -1."""
 
     def forward(
-        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: torch.Tensor | None = None
+        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: Positions | None = None
     ) -> torch.Tensor:
         assert wanted_M is None, "a graph has all states"
         hidden_BSD = super().forward(batch, noise, causal)
@@ -119,29 +120,10 @@ class _Answering(nn.Module):
             input_ids, attention_mask = input_ids.flatten(0, 1), attention_mask.flatten(0, 1)
             token_type_ids = None if token_type_ids is None else token_type_ids.flatten(0, 1)
         batch = Batch(input_ids, attention_mask.sum(1), token_type_ids, document_ids_BS=attention_mask - 1)
-        outputs = answers(network, network.encode(batch), batch.lengths_B)
+        outputs = named_outputs(network, network.encode(batch), batch.lengths_B)
         if num_choices is not None:
             outputs = {"logits": outputs["logits"].unflatten(0, (-1, num_choices))}
         return outputs
-
-
-def answers(network: Network, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor) -> dict[str, torch.Tensor]:
-    """What a network says about rows, by the names of its outputs; without a head for a task: the states."""
-    heads = network.head_settings
-    if heads.num_classes is not None:
-        return {"logits": network.classify(hidden_BSD, lengths_B)}
-    if heads.num_tags is not None:
-        return {"logits": network.tag(hidden_BSD)}
-    if heads.span:
-        start_BS, end_BS = network.span(hidden_BSD).unbind(-1)
-        outputs = {"start_logits": start_BS, "end_logits": end_BS}
-        return outputs | ({"answerable_logits": network.answerable(hidden_BSD, lengths_B)} if heads.answerable else {})
-    if heads.choice:
-        return {"logits": network.choose(hidden_BSD, lengths_B)}
-    if heads.masked_lm:
-        assert network.heads.masked_lm is not None
-        return {"logits": network.heads.masked_lm(hidden_BSD, network.encoder.embeddings.tokens.weight)}
-    return {"last_hidden_state": hidden_BSD}
 
 
 def left_out(heads: HeadSettings) -> list[str]:
@@ -224,11 +206,3 @@ class Graph:
             given = {name: array[:, None] for name, array in given.items()}
         outputs = dict(zip(self.outputs, self._session.run(None, given), strict=True))
         return {"logits": outputs["logits"][:, 0]} if choices else outputs
-
-
-def run_network(network: Network, batch: Batch) -> dict[str, Array]:
-    """What the source itself says, in the same form."""
-    tensors = batch.map(torch.as_tensor)
-    with torch.inference_mode():
-        outputs = answers(network, network.encode(tensors), tensors.lengths_B)
-    return {name: tensor.numpy() for name, tensor in outputs.items()}

@@ -3,23 +3,24 @@
 In: a run, checkpoint, model or Hugging Face folder. Out: the graph where transformers' tools look for it, config.json,
 the tokenizer's files, results.json and a card with code that runs it. Nothing is published that was not compared with
 its source: fp32 within 1e-4 on real sentences, int8 by the scores before and after on a given set or, without one, by
-how often both say the same. Not here: tracing (graph), the comparison (verify), reading sets (commands).
+how often both say the same. Not here: tracing (graph), the comparison (answer.agreement), reading sets (commands).
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from remask.answer import agreement
+from remask.answer.scores import Scores
 from remask.artifacts import Artifact, publish
 from remask.errors import DataError, RemaskError
-from remask.exports import verify
 from remask.exports.card import graph_card
-from remask.exports.graph import Graph, left_out, need, run_network, write_graph
+from remask.exports.graph import Graph, left_out, need, write_graph
 from remask.exports.hf import (
     Source,
     export_key,
@@ -33,6 +34,7 @@ from remask.model.interop import TASK_JSON
 from remask.model.interop_config import SpecialIds, no_class, write_config
 from remask.model.interop_weights import export_kind
 from remask.model.network import Network, empty_network
+from remask.model.outputs import run_network
 from remask.model.settings import Pooling
 from remask.model.store import Loaded
 from remask.schema import Json, Values
@@ -44,19 +46,10 @@ _HINT = "keep the products that suffer most in fp32 (--keep down)"
 
 
 @dataclass(frozen=True)
-class Scores:
-    """What a set says about one form of the model: the metric that decides, and all of them."""
-
-    metric: str
-    metrics: Mapping[str, float]
-    examples: int
-
-
-@dataclass(frozen=True)
 class Bound:
     """What int8 may cost. `measure` scores a form of the model on a given set, called `name` in the card."""
 
-    measure: Callable[[verify.Answerer], Scores] | None = None
+    measure: Callable[[agreement.Answerer], Scores] | None = None
     name: str = ""
     max_drop: float = 0.01
     min_agreement: float = 0.9
@@ -111,9 +104,9 @@ def _write_graphs(aside: Path, source: Source, tokenizer: Tokenizer, to: str, bo
     outputs = write_graph(path, settings, heads, source.state)
     asked = partial(run_network, network)
     graph = Graph(path)
-    rows = verify.rows_for(tokenizer, settings, heads)
-    batches = verify.shapes_tried(rows, tokenizer.pad_id, settings)
-    largest = verify.check(asked, graph, batches)
+    rows = agreement.rows_for(tokenizer, settings, heads)
+    batches = agreement.shapes_tried(rows, tokenizer.pad_id, settings)
+    largest = agreement.check(asked, graph, batches)
     results: Json = {
         "format": to,
         "file": FILES[to],
@@ -123,7 +116,7 @@ def _write_graphs(aside: Path, source: Source, tokenizer: Tokenizer, to: str, bo
         "left_out": left_out(heads),
         "parameters": sum(tensor.numel() for tensor in source.state.values()),
         "largest_difference": largest,
-        "tolerance": verify.TOLERANCE,
+        "tolerance": agreement.TOLERANCE,
         "sentences": len(rows),
         "bytes": path.stat().st_size,
     }
@@ -133,11 +126,11 @@ def _write_graphs(aside: Path, source: Source, tokenizer: Tokenizer, to: str, bo
             file.unlink()
         small = Graph(aside / FILES["int8"])
         results["fp32_bytes"], results["bytes"] = results["bytes"], (aside / FILES["int8"]).stat().st_size
-        what, value = verify.agreement(asked, small, rows, tokenizer, settings, heads)
+        what, value = agreement.agreement(asked, small, rows, tokenizer, settings, heads)
         results["fp32_parts"] = list(bound.keep)
         results["agreement"] = {"what": what, "value": value, "sentences": len(rows)}
-        results["int8_difference"] = verify.largest_difference(
-            asked, small, verify.shapes_tried(rows, tokenizer.pad_id, settings)
+        results["int8_difference"] = agreement.largest_difference(
+            asked, small, agreement.shapes_tried(rows, tokenizer.pad_id, settings)
         )
         if bound.measure is None:
             _check_agreement(what, value, bound)
@@ -155,7 +148,7 @@ def _network(source: Source) -> Network:
 def _check_agreement(what: str, value: float, bound: Bound) -> None:
     if not value >= bound.min_agreement:
         raise DataError(
-            f"int8 and its source: {what} {value:.4f} on {len(verify.SENTENCES)} real sentences, below the bound of "
+            f"int8 and its source: {what} {value:.4f} on {len(agreement.SENTENCES)} real sentences, below the bound of "
             f"{bound.min_agreement:g}: nothing was written; {_HINT}, score it on a set of your own (--eval FILE), "
             "or set --min-agreement"
         )

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from remask.errors import ConfigError
 from remask.model.noise import Noise, Site, keep_scale, marked
+from remask.model.shapes import to_device
 
 # Shapes: B rows, S positions, N heads, K width of a head, W columns of a band (2 x window + 1).
 # Q queries and L keys of a block, X blocks of a row (1 x S x S without blocks).
@@ -82,7 +84,7 @@ class Sight:
         query_XQ1, key_X1L = self.indices(self.block(window))
         outputs: list[torch.Tensor] = []
         if min(self.lengths) < self.num_positions or self.block(window) is not None:
-            end_B111 = torch.tensor(list(self.lengths), device=self.device)[:, None, None, None]
+            end_B111 = to_device(np.array(self.lengths), self.device)[:, None, None, None]
             outputs.append((key_X1L < 0) | (key_X1L >= end_B111))
         if self.document_ids_BS is not None:
             outputs.append(self._at(self.document_ids_BS, query_XQ1) != self._at(self.document_ids_BS, key_X1L))
@@ -132,7 +134,7 @@ def attend(
     size = qkv_3BNSK.shape[3]
     if block is not None and size % block:
         qkv_3BNSK = F.pad(qkv_3BNSK, (0, 0, 0, block - size % block))
-    if kernel == "auto":
+    if kernel in ("auto", "varlen"):  # padded rows where the latter cannot
         kernel = "products" if _by_products(qkv_3BNSK, block) else "sdpa"
     if kernel == "products" or dropped is not None:  # the library's dropout would draw from a global state
         with torch.autocast(qkv_3BNSK.device.type, enabled=False):  # one precision, forward and backward

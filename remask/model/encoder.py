@@ -9,8 +9,10 @@ but attention (`Rows`), so that linear layers never run on padding. Not here: ma
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -22,7 +24,8 @@ from remask.model.attention import Sight, attend, hidden_tokens, rotary_angles, 
 from remask.model.hashed import attend_hashed
 from remask.model.noise import Noise, Site
 from remask.model.settings import ModelSettings
-from remask.model.shapes import round_size
+from remask.model.shapes import round_size, to_device
+from remask.model.varlen import Runs, attend_runs, has_kernel
 from remask.schema import Batch
 
 # Shapes: B rows, S positions of a row, T tokens laid end to end (all B x S, or only the real ones), V vocabulary,
@@ -30,22 +33,26 @@ from remask.schema import Batch
 
 _WORTH_KEEPING = 0.75  # of all tokens, above which all of them go through the whole last layer
 
+Positions = np.ndarray | torch.Tensor  # flat: row * S + column
+
 ACTIVATIONS = {"gelu": "none", "gelu_tanh": "tanh"}  # -> F.gelu's `approximate`
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where the tokens of a batch stand: B rows of S positions, of which `tokens_T` (None: all) are computed."""
+    """Where the tokens of a batch stand: B rows of S positions, of which `tokens_T` (None: all) are computed. Made from
+    lengths that the host knows, so that a GPU is never waited for."""
 
     lengths: list[int]  # real tokens of every row
     computed: list[int]  # of every row, from its first position on: the real ones, and padding up to one of few sizes
     num_positions: int
     tokens_T: torch.Tensor | None
+    places: np.ndarray | None = None  # the host's tokens_T
 
     @classmethod
     def of(cls, batch: Batch, unpad: bool) -> Rows:
         num_positions = batch.input_ids_BS.shape[1]
-        lengths = batch.lengths_B.tolist()
+        lengths = batch.known.lengths_B.tolist()
         assert 1 <= min(lengths) <= max(lengths) <= num_positions, "lengths do not fit the rows"
         spare = round_size(sum(lengths)) - sum(lengths)
         if not unpad or sum(lengths) + spare >= len(lengths) * num_positions:
@@ -55,10 +62,8 @@ class Rows:
             extra = min(spare, num_positions - length)
             computed.append(length + extra)
             spare -= extra
-        columns_S = torch.arange(num_positions, device=batch.input_ids_BS.device)
-        computed_B = torch.tensor(computed, device=batch.input_ids_BS.device)
-        tokens_T = (columns_S < computed_B[:, None]).flatten().nonzero().squeeze(1)
-        return cls(lengths, computed, num_positions, tokens_T)
+        places = np.flatnonzero(np.arange(num_positions) < np.array(computed)[:, None])
+        return cls(lengths, computed, num_positions, to_device(places, batch.input_ids_BS.device), places)
 
     def take(self, ids_BS: torch.Tensor) -> torch.Tensor:
         """ids_T."""
@@ -84,20 +89,21 @@ class Kept:
     per_row: list[int]  # wanted of every row; the others count with the last row, behind all of its own
 
     @classmethod
-    def of(cls, wanted_M: torch.Tensor, rows: Rows) -> Kept | None:
+    def of(cls, wanted: np.ndarray, rows: Rows, device: torch.device) -> Kept | None:
         """None: none is wanted, or so many that leaving the others out saves nothing."""
-        size = (len(rows.lengths), rows.num_positions)
-        is_wanted_BS = torch.zeros(size, dtype=torch.bool, device=wanted_M.device)
-        is_wanted_BS.view(-1)[wanted_M] = True
-        is_wanted_T = rows.take(is_wanted_BS)
-        per_row = is_wanted_BS.sum(1).tolist()
+        is_wanted = np.zeros(len(rows.lengths) * rows.num_positions, bool)
+        is_wanted[wanted] = True
+        per_row = is_wanted.reshape(len(rows.lengths), -1).sum(1).tolist()
         num_wanted = sum(per_row)
-        if not 0 < num_wanted <= _WORTH_KEEPING * len(is_wanted_T):
+        if rows.places is not None:
+            is_wanted = is_wanted[rows.places]
+        if not 0 < num_wanted <= _WORTH_KEEPING * len(is_wanted):
             return None
-        others_T = (~is_wanted_T).nonzero().squeeze(1)[: round_size(num_wanted) - num_wanted]
-        per_row[-1] += len(others_T)
-        tokens_K = torch.cat([is_wanted_T.nonzero().squeeze(1), others_T])
-        return cls(tokens_K if rows.tokens_T is None else rows.tokens_T[tokens_K], tokens_K, num_wanted, per_row)
+        others = np.flatnonzero(~is_wanted)[: round_size(num_wanted) - num_wanted]
+        per_row[-1] += len(others)
+        tokens = np.concatenate([np.flatnonzero(is_wanted), others])
+        positions = tokens if rows.places is None else rows.places[tokens]
+        return cls(to_device(positions, device), to_device(tokens, device), num_wanted, per_row)
 
 
 class _Pad(torch.autograd.Function):
@@ -204,7 +210,9 @@ class SubLayer(nn.Module):
             y_TD = noise.drop(y_TD, settings.dropout, layer, self.site, view.per_row(len(y_TD)))
         if self.bottleneck is not None:
             y_TD = y_TD + self.bottleneck(y_TD)
-        return x_TD + y_TD if pre else self.norm(x_TD + y_TD)
+        # Under autocast y is bf16 and x fp32: torch adds formats that differ thirty times slower than alike ones (CPU).
+        x_TD = x_TD + y_TD.to(x_TD.dtype)
+        return x_TD if pre else self.norm(x_TD)
 
     def inner(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
         raise NotImplementedError
@@ -235,7 +243,13 @@ class Attention(SubLayer):
     def inner(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
         settings = self.settings
         window = settings.window(layer)
-        qkv_BSM = view.rows.pad(self.qkv(x_TD))
+        qkv_TM = self.qkv(x_TD)
+        if view.is_end_to_end(settings, layer, qkv_TM, noise):
+            x_TD = self._end_to_end(qkv_TM, layer, view, noise)
+            if view.kept is not None and layer == settings.num_layers - 1:
+                x_TD = _Unpad.apply(x_TD[None], view.kept.tokens_K)
+            return self.output(x_TD)
+        qkv_BSM = view.rows.pad(qkv_TM)
         qkv_BS3NK = qkv_BSM.unflatten(2, (3, settings.num_heads, settings.head_size))
         qkv_3BNSK = qkv_BS3NK.permute(2, 0, 3, 1, 4)
         if settings.positions == "rotary":
@@ -258,6 +272,18 @@ class Attention(SubLayer):
         if view.kept is not None and layer == settings.num_layers - 1:
             return self.output(_Unpad.apply(x_BSD, view.kept.positions_K))
         return self.output(view.rows.unpad(x_BSD))
+
+    def _end_to_end(self, qkv_TM: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
+        """attended_TD of tokens laid end to end, as one long row of which every token sees its own run."""
+        settings = self.settings
+        window = settings.window(layer)
+        qkv_3NTK = qkv_TM.unflatten(1, (3, settings.num_heads, settings.head_size)).permute(1, 2, 0, 3)
+        if settings.positions == "rotary":
+            base = settings.rotary_base if window is None else settings.rotary_base_local
+            angles = view.angles(base, settings.head_size, end_to_end=True)
+            qkv_3NTK = rotate(qkv_3NTK[:, None].contiguous(), angles)[:, 0]
+        dropout = settings.attention_dropout
+        return attend_runs(qkv_3NTK, view.runs, window, view.sight.causal, noise, dropout, layer).flatten(1)
 
     def _behind_prefix(
         self, qkv_3BNSK: torch.Tensor, prefix_2PD: torch.Tensor, view: View
@@ -290,9 +316,39 @@ class Ffn(SubLayer):
         approximate = ACTIVATIONS[self.settings.activation]
         x_TF = self.up(x_TD)
         if self.settings.ffn == "plain":
+            if torch.is_grad_enabled() and type(self.down) is nn.Linear and not torch.compiler.is_compiling():
+                return _GeluLinear.apply(x_TF, self.down.weight, self.down.bias, approximate)
             return self.down(F.gelu(x_TF, approximate=approximate))
         x_TF, gate_TF = x_TF.chunk(2, dim=-1)
         return self.down(F.gelu(x_TF, approximate=approximate) * gate_TF)
+
+
+class _GeluLinear(torch.autograd.Function):
+    """linear(gelu(x)) that keeps x alone: GELU is computed once more in the backward pass, which costs little and saves
+    the largest tensor of a layer. The numbers are those of the two operations."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_TF: torch.Tensor, weight_DF: torch.Tensor, bias_D: torch.Tensor | None, approximate: str
+    ) -> torch.Tensor:
+        weight = weight_DF.to(x_TF.dtype)
+        ctx.save_for_backward(x_TF, weight)
+        ctx.approximate, ctx.dtype = approximate, weight_DF.dtype
+        bias = None if bias_D is None else bias_D.to(x_TF.dtype)
+        return F.linear(F.gelu(x_TF, approximate=approximate), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x_TF, weight = ctx.saved_tensors
+        grad_TD = grads[0].to(x_TF.dtype)
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.ops.aten.gelu_backward(grad_TD @ weight, x_TF, approximate=ctx.approximate)
+        if ctx.needs_input_grad[1]:
+            grad_weight = (grad_TD.T @ F.gelu(x_TF, approximate=ctx.approximate)).to(ctx.dtype)
+        if ctx.needs_input_grad[2]:
+            grad_bias = grad_TD.sum(0).to(ctx.dtype)
+        return grad_x, grad_weight, grad_bias, None
 
 
 @dataclass
@@ -304,13 +360,34 @@ class View:
     positions_BS: torch.Tensor
     kept: Kept | None = None
 
-    def __post_init__(self) -> None:
-        self._angles: dict[float, tuple[torch.Tensor, torch.Tensor]] = {}
+    document_ids: np.ndarray | None = None  # of packed rows, as the host knows them
 
-    def angles(self, base: float, head_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if base not in self._angles:
-            self._angles[base] = rotary_angles(self.positions_BS, head_size, base)
-        return self._angles[base]
+    def __post_init__(self) -> None:
+        self._angles: dict[tuple[float, bool], tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def angles(self, base: float, head_size: int, end_to_end: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """`end_to_end`: of the computed tokens as one row."""
+        if (base, end_to_end) not in self._angles:
+            positions_BS = self.positions_BS
+            if end_to_end:
+                positions_BS = self.rows.take(positions_BS.expand(len(self.rows.lengths), -1))[None]
+            self._angles[base, end_to_end] = rotary_angles(positions_BS, head_size, base)
+        return self._angles[base, end_to_end]
+
+    @cached_property
+    def runs(self) -> Runs:
+        return Runs.of(self.rows.lengths, self.rows.computed, self.document_ids, self.positions_BS.device)
+
+    def is_end_to_end(self, settings: ModelSettings, layer: int, qkv_TM: torch.Tensor, noise: Noise | None) -> bool:
+        """Whether a layer attends without padding: where the flash kernel is, or where that is asked for. Tokens
+        hidden at random, buckets, and dropout outside of the kernel have only the padded form."""
+        if settings.attention_kernel not in ("auto", "varlen") or settings.is_hashed(layer):
+            return False
+        if self.sight.hidden_tokens_BS is not None or settings.prefix_length or torch.compiler.is_exporting():
+            return False
+        if has_kernel(qkv_TM.device, qkv_TM.dtype):
+            return True
+        return settings.attention_kernel == "varlen" and (noise is None or settings.attention_dropout == 0.0)
 
     def per_row(self, num_tokens: int) -> list[int]:
         """How many of so many tokens laid end to end are of which row."""
@@ -336,14 +413,15 @@ class Encoder(nn.Module):
         self.recompute = False  # activation checkpointing: noise has no state, so a second pass is the same
 
     def forward(
-        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: torch.Tensor | None = None
+        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: Positions | None = None
     ) -> torch.Tensor:
         """hidden_BSD, zeros at padding. `noise` None: evaluation. `wanted_M`: flat positions whose states are asked
-        for; the others are zeros, too."""
+        for (as an array, so that no device is waited for); the others are zeros, too."""
         view = self.view(batch, noise, causal)
         rows = view.rows
         if wanted_M is not None:
-            view.kept = Kept.of(wanted_M, rows)
+            wanted = wanted_M if isinstance(wanted_M, np.ndarray) else wanted_M.cpu().numpy()
+            view.kept = Kept.of(wanted, rows, batch.input_ids_BS.device)
         segments_T = None if batch.segment_ids_BS is None else rows.take(batch.segment_ids_BS)
         positions_T = rows.take(view.positions_BS.expand(batch.input_ids_BS.shape))
         x_TD = self.embeddings(rows.take(batch.input_ids_BS), positions_T, segments_T, rows, noise)
@@ -372,9 +450,10 @@ class Encoder(nn.Module):
         settings = self.settings
         rows = Rows.of(batch, settings.unpad)
         device = batch.input_ids_BS.device
-        if batch.position_ids_BS is not None:
+        if (known_BS := batch.known.position_ids_BS) is not None:
+            assert batch.position_ids_BS is not None
             positions_BS = batch.position_ids_BS
-            longest = int(positions_BS.max()) + 1
+            longest = int(known_BS.max()) + 1
         else:
             positions_BS = torch.arange(rows.num_positions, device=device)[None]
             longest = max(rows.lengths)
@@ -389,4 +468,7 @@ class Encoder(nn.Module):
         if noise is not None and settings.attention_mask_prob > 0.0:
             hidden_BS = hidden_tokens(noise, settings.attention_mask_prob, rows.lengths, rows.num_positions, device)
         sight = Sight(rows.lengths, rows.num_positions, device, causal, batch.document_ids_BS, hidden_BS)
-        return View(rows, sight, positions_BS)
+        document_ids = batch.known.document_ids_BS
+        if isinstance(document_ids, torch.Tensor):
+            document_ids = document_ids.cpu().numpy()
+        return View(rows, sight, positions_BS, document_ids=document_ids)

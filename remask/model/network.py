@@ -12,6 +12,7 @@ import hashlib
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -19,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from remask.errors import ConfigError
 from remask.model.decoder import Source
-from remask.model.encoder import Encoder, Ffn
+from remask.model.encoder import Encoder, Ffn, Positions
 from remask.model.heads import TaskHeads
 from remask.model.loss import cross_entropy
 from remask.model.noise import Noise, Site
@@ -46,18 +47,18 @@ class Network(nn.Module):
         self.heads = TaskHeads(settings, heads)
 
     def encode(
-        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: torch.Tensor | None = None
+        self, batch: Batch, noise: Noise | None = None, causal: bool = False, wanted_M: Positions | None = None
     ) -> torch.Tensor:
         """hidden_BSD, zeros at padding. `causal`: no token sees those to its right. `wanted_M`: flat positions (row * S
         + column) outside of which nobody will look: zeros stand there, and most of the last layer is saved."""
         return self.encoder(batch, noise, causal, wanted_M)
 
-    def first_positions(self, batch: Batch) -> torch.Tensor | None:
+    def first_positions(self, batch: Batch) -> np.ndarray | None:
         """What heads for texts look at, for `encode`; None: at all tokens."""
         if self.head_settings.pooling != "first":
             return None
         rows, columns = batch.input_ids_BS.shape
-        return torch.arange(0, rows * columns, columns, device=batch.input_ids_BS.device)
+        return np.arange(0, rows * columns, columns)
 
     forward = encode  # the name by which wrappers call it
 

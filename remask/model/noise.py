@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from remask.model.shapes import to_device
+
 # Shapes: B rows, T real tokens of all rows, S positions, N heads, W columns of a band, D width.
 
 _LEVELS = 65_536
@@ -72,13 +74,17 @@ class Noise:
             return torch.from_numpy(_drawn(keys_B, threshold, counts).view(np.int8))
         return _dropped_hashed(keys_B, threshold, counts, device)
 
+    def kernel_seed(self, layer: int) -> int:
+        """For a kernel that draws by itself: of seed, step, the batch's first example and the layer."""
+        return int(_mix(self._keys_B[:1] + _word(1 + layer * 16 + Site.PROBABILITIES))[0] >> np.uint64(1))
+
     def drop(self, x_TD: torch.Tensor, prob: float, layer: int, site: Site, lengths: Sequence[int]) -> torch.Tensor:
         """Dropout on rows of lengths[b] tokens each, which stand one after the other."""
         if prob == 0.0:
             return x_TD
         counts = [length * x_TD.shape[1] for length in lengths]
         dropped_TD = self.dropped(layer, site, prob, counts, x_TD.device).view_as(x_TD)
-        return _Drop.apply(x_TD, dropped_TD.to(torch.int16).sub_(1), keep_scale(prob))
+        return _Drop.apply(x_TD, dropped_TD.sub_(1), keep_scale(prob))
 
     def dropped_pairs(
         self, layer: int, prob: float, targets: Sequence[int], sources: Sequence[int], num_heads: int,
@@ -131,7 +137,7 @@ def marked(values: torch.Tensor, dropped: torch.Tensor) -> torch.Tensor:
 
 
 class _Drop(torch.autograd.Function):
-    """Zero where dropped, scaled elsewhere; saves two bytes a value."""
+    """Zero where dropped, scaled elsewhere; saves a byte a value."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, kept: torch.Tensor, scale: float) -> torch.Tensor:
@@ -200,7 +206,7 @@ def _dropped_hashed(keys_B: np.ndarray, threshold: int, counts: Sequence[int], d
 
 def _hashed(keys_B: np.ndarray, count: int, device: torch.device) -> torch.Tensor:
     """`count` values of 0..65,535 a row by hashing (key, index), with integer operations that every device has."""
-    keys_B1 = torch.from_numpy(keys_B.view(np.int64)).to(device)[:, None]
+    keys_B1 = to_device(keys_B.view(np.int64), device)[:, None]
     z = torch.arange(1, (count + 3) // 4 + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN) + keys_B1
     z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
     z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)

@@ -71,7 +71,7 @@ def pack(network: Network) -> Network:
         writer.packed = PackedLinear(_output(writer, network))
     for ffn in [*network.encoder.ffns, *copied]:
         assert isinstance(ffn, Ffn)
-        if ffn.settings.ffn == "plain":
+        if ffn.settings.ffn == "plain" and isinstance(ffn.up, PackedLinear):
             ffn.both = types.MethodType(_both, ffn)
     return network
 

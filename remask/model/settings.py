@@ -121,9 +121,9 @@ class ModelSettings(Config):
         "heads: dropout-dense-tanh-dropout-linear, dense-tanh-dropout-linear, or dense-GELU-norm-dropout-linear",
         effect="math",
     )
-    attention_kernel: Literal["auto", "products", "sdpa"] = switch(
+    attention_kernel: Literal["auto", "products", "sdpa", "varlen"] = switch(
         "auto",
-        "explicit products (fast to learn with on CPUs), torch's fused kernel, or the faster one",
+        "Explicit products, torch's fused kernel, or one for rows laid end to end (flash); auto: the faster one here.",
         effect="speed",
     )
     unpad: bool = switch(True, "linear layers run on real tokens only, where a batch has much padding", effect="speed")

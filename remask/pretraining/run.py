@@ -103,7 +103,12 @@ def _run(
         job = Job(
             model=network,
             batches=batches,
-            objective=Pretraining(run.objective, seed=run.seed, sentence=run.data.sentence_loss != "none"),
+            objective=Pretraining(
+                run.objective,
+                seed=run.seed,
+                sentence=run.data.sentence_loss != "none",
+                every_pass=run.train.parallel == "fsdp",
+            ),
             settings=run.train,
             folder=out,
             seed=run.seed,

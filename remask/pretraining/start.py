@@ -28,11 +28,6 @@ def prepared_of(run: PretrainRun) -> Path:
         raise ConfigError("prepared: which data? Give --data PREPARED (made by remask prepare)")
     if run.init_from is not None and not run.init_from.is_dir():
         raise MissingInputError(f"init_from = {run.init_from}: no such model folder")
-    if run.train.parallel == "fsdp" and run.objective.causal_share:
-        raise ConfigError(
-            f"objective.causal_share = {run.objective.causal_share}: goes with train.parallel = ddp; under fsdp all "
-            "ranks must compute the same passes, and whether a micro-batch has such rows differs between them"
-        )
     open_artifact(run.prepared, "prepared")
     return run.prepared
 

@@ -22,7 +22,7 @@ import remask
 from remask.schema import Json
 from remask.serve.api_page import api_page
 from remask.serve.catalog import Entry, split_id
-from remask.serve.client_paths import add_client_paths
+from remask.serve.client_paths import PATHS, add_client_paths
 from remask.serve.guard import Guard, RefusedError, error_body, is_guarded
 from remask.serve.metrics import CONTENT_TYPE, Metrics
 from remask.serve.queue import Job, OverloadedError, TooMuchError
@@ -354,6 +354,8 @@ def _add_page(app: FastAPI) -> None:
 
     @app.get("/{name}", include_in_schema=False)
     async def part(name: str) -> Response:
+        if name in PATHS:
+            raise HTTPException(405, headers={"Allow": "POST"})
         return _file(name)
 
     def _file(name: str) -> Response:

@@ -18,7 +18,10 @@ from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from remask.serve.guard import error_body
-from remask.serve.schemas import MAX_INPUTS, Classify, Embed, Pairs, Rank, Text, Texts
+from remask.serve.schemas import MAX_INPUTS, Classify, Embed, Pairs, Rank, Text, Texts, Word
+
+ModelId = Annotated[str, Field(min_length=1, max_length=120, description="an id of /v1/models")]
+PATHS = ("embed", "rerank", "predict")  # beside the page's own files
 
 
 class Lenient(BaseModel):
@@ -31,7 +34,7 @@ class EmbeddingsIn(Lenient):
     """As OpenAI's client sends it."""
 
     input: Texts = Field(description="a text or a list of texts; token ids are of OpenAI's vocabulary and not taken")
-    model: Annotated[str, Field(max_length=120)] | None = None
+    model: ModelId | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1, description="the first so many numbers, at length 1 again")
 
@@ -42,9 +45,9 @@ class EmbedIn(Lenient):
     inputs: Texts
     normalize: bool | None = None
     truncate: bool | None = None
-    prompt_name: Annotated[str, Field(max_length=200)] | None = None
+    prompt_name: Word | None = None
     dimensions: int | None = Field(None, ge=1)
-    model: Annotated[str, Field(max_length=120)] | None = None
+    model: ModelId | None = None
 
 
 class RerankIn(Lenient):
@@ -53,7 +56,7 @@ class RerankIn(Lenient):
     raw_scores: bool = False
     return_text: bool = False
     truncate: bool | None = None
-    model: Annotated[str, Field(max_length=120)] | None = None
+    model: ModelId | None = None
 
 
 PredictText = Text | Annotated[list[Text], Field(min_length=1, max_length=2)]
@@ -65,7 +68,7 @@ class PredictIn(Lenient):
     inputs: Text | Annotated[list[PredictText], Field(min_length=1, max_length=MAX_INPUTS)]
     truncate: bool | None = None
     parameters: dict[str, Any] | None = None
-    model: Annotated[str, Field(max_length=120)] | None = None
+    model: ModelId | None = None
 
 
 class AnyIn(Lenient):
@@ -74,7 +77,7 @@ class AnyIn(Lenient):
     inputs: Text | Annotated[list[PredictText], Field(min_length=1, max_length=MAX_INPUTS)]
     normalize: bool | None = None
     truncate: bool | None = None
-    prompt_name: Annotated[str, Field(max_length=200)] | None = None
+    prompt_name: Word | None = None
     parameters: dict[str, Any] | None = None
 
 
@@ -195,8 +198,10 @@ class ClientPaths:
 
     async def predict(self, body: PredictIn, request: Request) -> Response:
         inputs = body.inputs
-        if isinstance(inputs, list) and len(inputs) != 2 and isinstance(inputs[0], str):
-            return _refused("inputs: send a text, a pair [a, b], or a list of [text] and [a, b]", "inputs")
+        if isinstance(inputs, list):
+            texts = [isinstance(one, str) for one in inputs]
+            if any(texts) and not (all(texts) and len(texts) == 2):
+                return _refused("inputs: send a text, a pair [a, b], or a list of [text] and [a, b]", "inputs")
         several = isinstance(inputs, list) and not isinstance(inputs[0], str)
         items: list[Any] = list(inputs) if several else [inputs]
         plain: list[Any] = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in items]
@@ -254,7 +259,7 @@ def add_client_paths(app: FastAPI, service: Any, errors: dict[int | str, dict[st
         name = path.rpartition("/")[2] or "inference"
         app.post(
             path, summary=line, responses={200: {"model": out}, **errors}, response_class=Response,
-            operation_id=f"client_{name}",
+            operation_id=f"client_{name}", include_in_schema=path != "/",
         )(_handler(service, name, answer, kind))  # fmt: skip
 
 

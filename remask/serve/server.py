@@ -20,6 +20,7 @@ from typing import Any
 import uvicorn
 
 from remask import signals
+from remask.answer.settings import Int8Settings
 from remask.errors import UnavailableError, UsageError
 from remask.schema import Json
 from remask.serve import worker
@@ -83,6 +84,7 @@ def serve(
     settings: ServeSettings,
     *,
     precision: str,
+    int8: Int8Settings,
     device: str,
     choose_precision: Callable[[str, str], str],
     on_ready: Callable[[str, list[Json]], None],
@@ -95,7 +97,7 @@ def serve(
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # what clients get wrong is told to them, not to the log
     metrics = Metrics()
     models = {entry.id: entry.folder for entry in entries}
-    assignment = worker.Assignment(models, precision, device, settings, os.getpid())
+    assignment = worker.Assignment(models, precision, device, settings, os.getpid(), int8)
     engine = Supervisor(assignment, choose_precision, metrics, say)
     service = Service(engine, entries, metrics)
     with contextlib.closing(bind(address)) as sock, opened(request_log) as log:

@@ -24,6 +24,7 @@ import orjson
 
 from remask import signals
 from remask.allocator import keep_few_kernels, keep_freed_memory
+from remask.answer.settings import Int8Settings, shown_int8
 from remask.errors import DataError, RemaskError, is_out_of_memory
 from remask.serve import searching
 from remask.serve.settings import ServeSettings
@@ -49,6 +50,7 @@ class Assignment:
     device: str
     settings: ServeSettings
     parent: int
+    int8: Int8Settings
 
 
 class Life:
@@ -126,8 +128,11 @@ class Models:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model = load(
-                path, device=self._assignment.device, batch_tokens=settings.max_batch_tokens, precision=self.precision
-            )
+                path, device=self._assignment.device, batch_tokens=settings.max_batch_tokens, precision=self.precision,
+                int8=self._assignment.int8,
+            )  # fmt: skip
+        if model.int8_report is not None:
+            self.notes.append(f"{path.name}: {shown_int8(model.int8_report)}")
         encoder = model.network.encoder
         for module in (*encoder.attentions, *encoder.ffns):
             module.register_forward_hook(lambda *_: self._life.beat())
@@ -161,16 +166,12 @@ class Models:
         return self.counts()[0]
 
     def warm_up(self) -> float:
-        """Tokens a second of the slowest model, over rows that are as long as they may be (at most 128)."""
+        """Measure what batches cost each model; tokens a second of the slowest, in two rows of 128 or what it reads."""
         rates = []
         for model in self._kept.values():
-            length = min(128, model.settings.max_length) - 2
-            text = " the" * length
-            for _ in range(2):  # the first pass prepares kernels and memory
-                began, before = time.perf_counter(), model.runner.num_tokens
-                model.embed([text] * 2, long_texts="cut")
-                rate = (model.runner.num_tokens - before) / (time.perf_counter() - began)
-            rates.append(rate)
+            length = min(128, model.settings.max_length)
+            costs = model.runner.measure(model.settings.max_length)
+            rates.append(2 * length / max(1e-9, costs.seconds([length] * 2)))
         return min(rates)
 
     def facts(self, name: str) -> dict[str, Any]:

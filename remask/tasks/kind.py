@@ -216,7 +216,7 @@ class TaskKind(ABC, Generic[ItemT]):
         """How many named labels a head of this kind has."""
         return 0
 
-    def positions(self, network: Any, batch: Batch) -> torch.Tensor | None:
+    def positions(self, network: Any, batch: Batch) -> np.ndarray | torch.Tensor | None:
         """Flat positions of the states that the head reads; None: all of them."""
         return network.first_positions(batch)
 

@@ -1,9 +1,8 @@
-"""Many processes that train one model: what they agree on, and how gradients are added up.
+"""Many processes that train one model, and what they agree on.
 
-In: the environment that torchrun sets. Out: a `World` (one process without torchrun). Losses are divided by the
-global count before the backward pass, so gradients are summed over ranks, never averaged. A rank that is gone or
-silent for longer than the time limit ends the others with one line, for torchrun to start them again.
-Not here: divided parameters (sharding).
+In: the environment that torchrun sets. Out: a `World` (one process without torchrun). A rank that is gone or silent for
+longer than the time limit ends the others with one line, for torchrun to start them again.
+Not here: sums of gradients (overlap), divided parameters (sharding).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from remask.train.settings import RANK_TIMEOUT_SECONDS
 
 T = TypeVar("T")
 
-BUCKET_ELEMENTS = 8 << 20  # 32 MB of fp32 in one message
 _OF_PEERS = ("gloo", "nccl", "peer", "connection", "socket", "timeout", "timed out")  # their errors have no class
 
 
@@ -61,25 +59,6 @@ class World:
         with peers():
             dist.all_gather_object(boxes, list(values))
         return [value for box in boxes for value in box]
-
-    def add_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Sum the gradients over the ranks. A rank without rows for a parameter adds zero; what no rank has a gradient
-        for (the head of a task whose turn it is not) has none after either, as with one rank."""
-        if self.size == 1:
-            return
-        bucket: list[Tensor] = []
-        held = self.sums([float(parameter.grad is not None) for parameter in parameters])
-        for parameter, count in zip(parameters, held, strict=True):
-            if not count:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            bucket.append(parameter.grad)
-            if sum(g.numel() for g in bucket) >= BUCKET_ELEMENTS:
-                _add(bucket)
-                bucket = []
-        if bucket:
-            _add(bucket)
 
     def add(self, tensor: Tensor) -> None:
         """Sum a tensor over the ranks, in place."""
@@ -134,16 +113,6 @@ def peers() -> Iterator[None]:
             raise
         what = "is silent" if "timed out" in text.lower() or "timeout" in text.lower() else "is gone"
         raise UnavailableError(f"another process of this job {what}: {text}") from error
-
-
-def _add(gradients: list[Tensor]) -> None:
-    flat = torch.cat([g.reshape(-1) for g in gradients])
-    with peers():
-        dist.all_reduce(flat)
-    offset = 0
-    for gradient in gradients:
-        gradient.copy_(flat[offset : offset + gradient.numel()].view_as(gradient))
-        offset += gradient.numel()
 
 
 @contextlib.contextmanager

@@ -41,6 +41,10 @@ class NarrowWeights:
             total.add_(weight.grad)
         weight.grad = None
 
+    def gradient(self, weight: Tensor) -> Tensor | None:
+        """What has added up for a weight while the copies are in use."""
+        return self._sums.get(weight, weight.grad)
+
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
         """bf16 weights inside; fp32 weights with fp32 gradients after."""

@@ -45,6 +45,12 @@ class Optimizer:
                 group["lr"] = learning_rate * group["scale"]
             part.step()
 
+    def settle_precision(self, name: str) -> None:
+        """The number format of the run's products, once it is known."""
+        for part in self._parts:
+            if isinstance(part, Muon):
+                part.dtype = torch.bfloat16 if name == "bf16" else torch.float32
+
     def zero_grad(self) -> None:
         for part in self._parts:
             part.zero_grad(set_to_none=True)
@@ -221,6 +227,7 @@ class Muon(torch.optim.Optimizer):
     def __init__(self, groups: list[dict], *, momentum: float, weight_decay: float, shards: Shards) -> None:
         super().__init__(groups, {"lr": 0.0, "momentum": momentum, "weight_decay": weight_decay})
         self._shards = shards
+        self.dtype = torch.float32  # of the products
 
     @torch.no_grad()
     def step(self) -> None:  # type: ignore[override]
@@ -236,26 +243,24 @@ class Muon(torch.optim.Optimizer):
                     state["momentum"] = torch.zeros_like(parameter)
                 state["momentum"].lerp_(parameter.grad, 1 - momentum)
                 nesterov.append(torch.lerp(parameter.grad, state["momentum"], momentum))
-            updates = orthogonalised(self._shards.whole(nesterov, num_rows))
+            updates = orthogonalised(self._shards.whole(nesterov, num_rows), self.dtype)
             scale = 0.2 * max(group["shape"]) ** 0.5
             for parameter, update in zip(moving, updates, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(update[self._shards.rows(num_rows)], alpha=-group["lr"] * scale)
 
 
-def orthogonalised(matrices_NRC: Tensor) -> Tensor:
-    """The nearest half-orthogonal matrices, roughly: singular values all near 1, same singular vectors.
-
-    In fp32: the usual bf16 form saves time on GPUs only, and is not a product every machine can compute.
-    """
+def orthogonalised(matrices_NRC: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The nearest half-orthogonal matrices, roughly: singular values all near 1, same singular vectors. `dtype`: of the
+    products; bf16 has bits enough, since the result is a rough one anyway."""
     a, b, c = _NEWTON_SCHULZ
     wide = matrices_NRC.shape[-2] <= matrices_NRC.shape[-1]
     x = matrices_NRC if wide else matrices_NRC.mT
-    x = x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)
+    x = (x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)).to(dtype)
     for _ in range(_NEWTON_SCHULZ_STEPS):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x if wide else x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x if wide else x.mT).to(matrices_NRC.dtype)
 
 
 # What each keeps for a parameter.

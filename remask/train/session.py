@@ -30,10 +30,13 @@ from remask.train.guard import StepGuard
 from remask.train.job import Evaluate, Evaluation, Job
 from remask.train.narrow import NarrowWeights
 from remask.train.optim import Average, Optimizer, lr_fraction
+from remask.train.overlap import GradientSums
 from remask.train.settings import TrainSettings
 from remask.train.sharding import Gathered, Shards, shard
 
 T = TypeVar("T")
+Counts = Mapping[str, float]
+Totals = dict[str, list[Any]]
 
 _METRIC = "metric "  # before a metric's name, where parts and metrics share one dict
 
@@ -66,6 +69,8 @@ class Session:
         self.precision = Precision("fp32", self.device)  # until settle_precision
         self._narrow = NarrowWeights(self.model) if job.settings.weights == "bf16-master" else None
         self.optimizer = Optimizer(self.model, job.settings, self.shards)
+        whole = [] if self._gathered is not None else _backward_order(self.model)
+        self._sums = GradientSums(world if whole else World(), whole)
         self._after_update = _listeners(self.model)
         self._average = Average(self.model, job.settings.ema_decay) if job.settings.ema_decay else None
         self.guard = StepGuard(job.settings.spike_sigmas)
@@ -82,6 +87,7 @@ class Session:
                 f"train.weights = {self.settings.weights}: goes with precision bf16, and this run has {name}"
             )
         self.precision = Precision(name, self.device)
+        self.optimizer.settle_precision(name)
         return name, reason
 
     def peak_flops_per_second(self) -> float:
@@ -122,7 +128,13 @@ class Session:
         return loss
 
     def on_device(self, batch: Batch) -> Batch:
-        return batch.map(lambda array: torch.as_tensor(array).to(self.device, non_blocking=True))
+        return batch.sent(self._send)
+
+    def _send(self, array: Any) -> Tensor:
+        """From pinned memory a GPU copies while the host goes on; from any other it makes it wait."""
+        tensor = torch.as_tensor(array)
+        is_gpu = self.device.type == "cuda"
+        return (tensor.pin_memory() if is_gpu else tensor).to(self.device, non_blocking=is_gpu)
 
     def _scaled_loss(self, batch: Batch, counts: Mapping[str, float], model: Any) -> tuple[Any, Loss]:
         """What the gradients are of, and the loss itself."""
@@ -151,6 +163,12 @@ class Session:
         """For the passes of a step: weights in the format that the settings ask for."""
         return nullcontext() if self._narrow is None else self._narrow.in_use()
 
+    def sending(self) -> AbstractContextManager[None]:
+        """For the last backward pass of a step, inside of `narrowed`: gradients go to the other ranks as they come."""
+        if not self.settings.overlap:
+            return nullcontext()
+        return self._sums.sending(lambda p: p.grad if self._narrow is None else self._narrow.gradient(p))
+
     def must_stop(self) -> bool:
         """Whether a signal came, between two micro-batches."""
         # Divided models exchange weights in every pass: there all ranks must stop at the same micro-batch.
@@ -165,7 +183,7 @@ class Session:
     def finish_passes(self, totals: Mapping[str, list[Any]], counts: Mapping[str, float]) -> Step:
         """Gradients and sums of all ranks, once the own micro-batches are done."""
         if self._gathered is None:
-            self.world.add_gradients(self.optimizer.parameters)
+            self._sums.finish()
         else:
             self._gathered.release()
             self.optimizer.take_gradients()
@@ -289,28 +307,48 @@ class Session:
 def forward_backward(session: Session, micro_batches: Sequence[Batch]) -> Step | None:
     """Gradients of the whole step. None: a signal came, on any rank; the open accumulation is dropped."""
     counts = session.global_counts(micro_batches)
-    totals: dict[str, list[Any]] = {name: [0.0, 0.0] for name in counts}
+    totals: Totals = {name: [0.0, 0.0] for name in counts}
     session.seed_torch()
     session.optimizer.zero_grad()
     passes = _jointly if isinstance(session.objective, JointObjective) else _one_by_one
     with session.narrowed():
-        for loss in passes(session, micro_batches, counts):
-            _add(totals, loss)
-    if session.world.any(signals.requested()):
+        stopped = passes(session, micro_batches, counts, totals)
+    if stopped:
         session.optimizer.zero_grad()
         return None
     return session.finish_passes(totals, counts)
 
 
-def _one_by_one(session: Session, micro_batches: Sequence[Batch], counts: Mapping[str, float]) -> Iterator[Loss]:
-    """The losses of rows that do not know of one another: gradients of micro-batches add up."""
-    for batch in micro_batches:
+def _backward_order(model: Any) -> list[nn.Parameter]:
+    """What learns, roughly in the order in which a backward pass is done with it: from the heads down."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    above = getattr(model, "layers_above", None)
+    return [p for _, p in sorted(reversed(named), key=lambda pair: above(pair[0]) if above else 0)]
+
+
+def _one_by_one(session: Session, micro_batches: Sequence[Batch], counts: Counts, totals: Totals) -> bool:
+    """Rows that do not know of one another: gradients of micro-batches add up. Whether a signal came, on any rank."""
+    for batch in micro_batches[:-1]:
         if session.must_stop():
-            return
-        yield session.accumulate(batch, counts)
+            break
+        _add(totals, session.accumulate(batch, counts))
+    # The last pass sends gradients, so all ranks begin it or none does; a signal from here on waits for its end.
+    if session.world.any(signals.requested()):
+        return True
+    if micro_batches:
+        with session.sending():
+            _add(totals, session.accumulate(micro_batches[-1], counts))
+    return False
 
 
-def _jointly(session: Session, micro_batches: Sequence[Batch], counts: Mapping[str, float]) -> Iterator[Loss]:
+def _jointly(session: Session, micro_batches: Sequence[Batch], counts: Counts, totals: Totals) -> bool:
+    """Rows that are compared with one another. Whether a signal came, on any rank."""
+    for loss in _joint_losses(session, micro_batches, counts):
+        _add(totals, loss)
+    return session.world.any(signals.requested())
+
+
+def _joint_losses(session: Session, micro_batches: Sequence[Batch], counts: Counts) -> Iterator[Loss]:
     """The loss of rows that are compared with one another (schema.JointObjective), by gradient caching: two forward
     passes with the memory of one micro-batch, and the gradients of one big batch. Dropout is a function of (seed,
     step, example), so both passes see the same. What fits at once needs one pass."""

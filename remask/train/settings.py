@@ -103,6 +103,9 @@ class TrainSettings(Config):
         "Under torchrun: every rank has the whole model, or (FSDP2) some rows of every weight and of its state.",
         effect="speed",
     )
+    overlap: bool = switch(
+        True, "Under torchrun with ddp: sum gradients during a step's last backward pass, or after it.", effect="speed"
+    )
     prefetch: bool = switch(True, "Make the next batch in a thread while this one is computed.", effect="speed")
 
     # When to look, and what to keep.

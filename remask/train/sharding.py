@@ -3,7 +3,7 @@ of the network is computed.
 
 In: a network that names its parts (`parts_to_shard`). Out: `Shards`, which knows the rows of this rank and what only
 whole tensors can tell (norms for LAMB and clipping, matrices for Muon). A world in which nothing is divided is the same
-class with one share, so optimizers have one form. Not here: files (slices), sums of whole gradients (distributed).
+class with one share, so optimizers have one form. Not here: files (slices), sums of whole gradients (overlap).
 """
 
 from __future__ import annotations

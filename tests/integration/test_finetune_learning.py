@@ -192,7 +192,8 @@ def test_a_prefix_and_its_exports_answer_alike(task_model: Path, tmp_path: Path)
 @pytest.mark.parametrize("learn", ["prefix", "bottleneck"])
 def test_a_graph_holds_what_is_beside_the_model(learn: str, task_model: Path, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
-    from remask.exports.graph import Graph, run_network, write_graph
+    from remask.exports.graph import Graph, write_graph
+    from remask.model.outputs import run_network
     from remask.schema import Batch
 
     pytest.importorskip("onnxruntime")

@@ -66,7 +66,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 
 @pytest.mark.parametrize(("family", "heads"), CASES, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_graph_says_what_its_source_says(made: Made, family: str, heads: HeadSettings) -> None:
-    from remask.exports.graph import Graph, run_network
+    from remask.exports.graph import Graph
+    from remask.model.outputs import run_network
 
     network, path = made(family, heads)
     graph = Graph(path)
@@ -91,7 +92,7 @@ def test_a_graph_says_what_its_source_says(made: Made, family: str, heads: HeadS
 
 
 def test_choices_of_a_question_are_an_axis_of_their_own(made: Made) -> None:
-    from remask.exports.graph import run_network
+    from remask.model.outputs import run_network
 
     network, path = made("albert", HeadSettings(choice=True))
     ids = np.random.default_rng(1).integers(0, 90, (2, 4, 9))
@@ -121,8 +122,9 @@ def test_int8_is_near_and_shares_what_was_shared(tmp_path: Path, made: Made) -> 
     """A weight that three layers use is quantised once, and the tied output matrix is a product in integers too."""
     import onnx
 
-    from remask.exports.graph import Graph, run_network
+    from remask.exports.graph import Graph
     from remask.exports.quantize import quantise
+    from remask.model.outputs import run_network
 
     network, path = made("albert", HeadSettings(masked_lm=True, sentence=True))
     quantise(path, tmp_path / "small.onnx")

@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "tasks": GROUND | {"tokenizer", "data"},
     "task_objectives": BASE | {"model", "tasks"},
     "reports": GROUND | {"tasks"},
-    "exports": GROUND | {"tokenizer", "model", "tasks"},
+    "exports": GROUND | {"tokenizer", "model", "tasks", "answer"},
     "answer": GROUND | {"tokenizer", "tasks", "model", "precision"},
     "tune": GROUND
     | {"text", "tokenizer", "data", "model", "task_objectives", "train", "tasks", "reports", "answer", "precision"},

@@ -16,11 +16,13 @@ from click.testing import CliRunner
 
 import remask
 from remask.__main__ import cli
+from remask.answer import agreement
+from remask.answer.scores import Scores
 from remask.errors import ConfigError, DataError, OutputError, UnavailableError
-from remask.exports import graph, verify
+from remask.exports import graph
 from remask.exports import onnx as onnx_folder
 from remask.exports.card import snippet
-from remask.exports.onnx import Bound, Scores, export_onnx
+from remask.exports.onnx import Bound, export_onnx
 from remask.model.network import build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import save_model
@@ -187,9 +189,9 @@ def test_a_nan_is_no_small_difference(classifier: Path, tiny_tokenizers: dict[st
         return {"logits": np.array([[0.0, np.nan]])}
 
     with pytest.raises(DataError, match="differs from its source by nan"):
-        verify.check(source, broken, iter([batch, batch]))
+        agreement.check(source, broken, iter([batch, batch]))
     with pytest.raises(DataError, match="shape"):
-        verify.check(source, lambda _: {"logits": np.zeros((1, 3))}, iter([batch]))
+        agreement.check(source, lambda _: {"logits": np.zeros((1, 3))}, iter([batch]))
 
 
 def test_int8_is_bound_by_a_given_set_or_by_agreement(tmp_path: Path, classifier: Path, quick: None) -> None:
@@ -207,7 +209,7 @@ def test_int8_is_bound_by_a_given_set_or_by_agreement(tmp_path: Path, classifier
         export_onnx(classifier, tmp_path / "no", to="int8", bound=Bound(min_agreement=2))
     scores = iter([0.9, 0.8, 0.9, 0.895])
 
-    def measure(answer: verify.Answerer) -> Scores:
+    def measure(answer: agreement.Answerer) -> Scores:
         return Scores("accuracy", {"accuracy": next(scores), "f1": 0.5}, 40)
 
     with pytest.raises(DataError, match=r"lowers accuracy on dev.csv from 0.9000 to 0.8000, by 0.1000, more than"):
@@ -242,7 +244,7 @@ def test_the_command_scores_before_and_after(tmp_path: Path, classifier: Path, q
 
 
 def test_a_masked_lm_is_scored_by_masked_words(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> None:
-    from remask.evaluation.export_scores import scorer
+    from remask.answer.scores import scorer
 
     model = make(tmp_path / "own", tiny_tokenizers["byte-bpe"], HeadSettings(masked_lm=True))
     (tmp_path / "texts.jsonl").write_text('{"text": "The quick brown fox"}\n{"text": "jumps over"}\n')

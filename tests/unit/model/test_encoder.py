@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +79,43 @@ def test_unpadding_and_kernels_give_the_same_gradients(form: str) -> None:
     for other in gradients[1:]:
         for name, gradient in gradients[0].items():
             torch.testing.assert_close(other[name], gradient, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("wanted", [None, np.array([1, 16, 30])])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_laid_end_to_end_attend_as_padded_ones(form: str, causal: bool, wanted: np.ndarray | None) -> None:
+    """Packed documents and padding included; what the flash kernel computes on a GPU, run by run."""
+    batch = a_batch((14, 4, 9))
+    documents_BS = torch.tensor([[0] * 5 + [1] * 9, [0] * 4 + [-1] * 10, [0] * 2 + [1] * 3 + [2] * 4 + [-1] * 5])
+    packed = replace(batch, document_ids_BS=documents_BS)
+    for one in (batch, packed):
+        found = []
+        for kernel in ("products", "varlen"):
+            network = a_network(form, attention_kernel=kernel)
+            hidden_BSD = network.encode(one, causal=causal, wanted_M=wanted)
+            hidden_BSD.square().sum().backward()
+            found.append([hidden_BSD.detach(), *(p.grad for p in network.encoder.parameters())])
+        for expected, other in zip(*found, strict=True):
+            torch.testing.assert_close(other, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
+def test_an_ffn_that_forgets_its_gelu_has_the_same_gradients(activation: str, bias: bool) -> None:
+    ffn = a_network(activation=activation, bias=bias).encoder.ffns[0]
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for plain in (True, False):
+        x_TD = torch.randn(7, 16, generator=generator.manual_seed(0)).requires_grad_()
+        form = {"gelu": "none", "gelu_tanh": "tanh"}[activation]
+        y_TD = ffn.down(torch.nn.functional.gelu(ffn.up(x_TD), approximate=form)) if plain else ffn.both(x_TD)
+        ffn.zero_grad()
+        y_TD.square().sum().backward()
+        learning = [p.grad for name, p in ffn.named_parameters() if not name.startswith("norm")]
+        found.append([y_TD.detach(), x_TD.grad, *learning])
+    for expected, other in zip(*found, strict=True):
+        assert torch.equal(expected, other)
 
 
 WANTED = torch.tensor([12, 2, 3, 14 * 2 + 5])  # of rows of 14: in any order, and not of every row

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from remask.errors import DataError
+from remask.precision import probe
 from remask.train.optim import Average, Optimizer, orthogonalised
 from remask.train.settings import TrainSettings
 
@@ -81,11 +82,17 @@ def test_lamb_decay_is_inside_the_trust_ratio() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(3, 8, 5), (2, 5, 8), (1, 6, 6)])
-def test_orthogonalised_has_singular_values_near_one_and_the_same_directions(shape: tuple[int, int, int]) -> None:
+def test_orthogonalised_has_singular_values_near_one_and_the_same_directions(
+    shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    if dtype == torch.bfloat16 and not (tried := probe("bf16"))[0]:
+        pytest.skip(f"bf16: {tried[1]}")
     torch.manual_seed(1)
     matrices = torch.randn(shape)
-    found = orthogonalised(matrices)
+    found = orthogonalised(matrices, dtype)
+    assert found.dtype == torch.float32
     values = torch.linalg.svdvals(found)
     assert values.min() > 0.5
     assert values.max() < 1.3

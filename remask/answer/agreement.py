@@ -1,7 +1,8 @@
-"""Is an exported graph the model that it was made from? Both answer real sentences, and the answers are compared.
+"""Is another form of a model (a graph, int8) still that model? Both answer real sentences, which are compared.
 
-In: a source, a graph and a tokenizer. Out: the largest difference of any output at a real token, over one row and many,
-short and as long as the model reads, padded and not; for a graph that may differ (int8) how often both say the same.
+In: a source, its other form and a tokenizer. Out: the largest difference of any output at a real token, over one row
+and many, short and as long as the model reads, padded and not; for a form that may differ (int8) how often both say the
+same.
 The sentences are from books whose authors died long ago, so that they may lie here.
 """
 
@@ -132,17 +133,27 @@ def _real(values: Array, batch: Batch) -> Array:
 
 
 def agreement(
-    source: Answerer, graph: Answerer, rows: Sequence[Array], tokenizer: Tokenizer, settings: ModelSettings,
+    source: Answerer, other: Answerer, rows: Sequence[Array], tokenizer: Tokenizer, settings: ModelSettings,
     heads: HeadSettings,
 ) -> tuple[str, float]:  # fmt: skip
-    """What was compared and how alike both are: the share of equal predictions, or for numbers and vectors the
-    correlation and the mean cosine."""
-    before, after = [], []
+    """What was compared and how alike both are."""
+    before = predictions(source, rows, tokenizer, settings, heads)
+    return alike(before, predictions(other, rows, tokenizer, settings, heads), heads)
+
+
+def predictions(
+    answer: Answerer, rows: Sequence[Array], tokenizer: Tokenizer, settings: ModelSettings, heads: HeadSettings
+) -> Array:
+    """What one form says about the rows: classes, places or tokens; numbers and vectors where it says such."""
+    found = []
     for start in range(0, len(rows), 8):
         batch = batch_of(rows[start : start + 8], tokenizer.pad_id, settings)
-        before.append(_predictions(source(batch), batch, tokenizer, heads))
-        after.append(_predictions(graph(batch), batch, tokenizer, heads))
-    first, second = np.concatenate(before), np.concatenate(after)
+        found.append(_predictions(answer(batch), batch, tokenizer, heads))
+    return np.concatenate(found)
+
+
+def alike(first: Array, second: Array, heads: HeadSettings) -> tuple[str, float]:
+    """The share of equal predictions; of numbers and vectors the correlation and the mean cosine."""
     if heads.choice or (heads.num_classes == 1 and not heads.multilabel):
         return "correlation", float(np.corrcoef(first, second)[0, 1])
     if first.dtype.kind == "f":

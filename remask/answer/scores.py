@@ -7,15 +7,15 @@ scores whatever answers batches as the model does, so that source and int8 graph
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from remask.answer.agreement import MASK_EVERY, Answerer
 from remask.answer.reader import Reader, open_reader
 from remask.answer.runner import forward_outputs
 from remask.errors import DataError
-from remask.exports.onnx import Scores
-from remask.exports.verify import MASK_EVERY, Answerer
 from remask.schema import Batch
 from remask.tasks.rows import Rows, encode_rows
 from remask.tasks.settings import RowSettings, TableSettings
@@ -24,13 +24,22 @@ from remask.tasks.tables import read_table
 BATCH_TOKENS = 4096
 
 
-def scorer(model: Path, path: Path, columns: Mapping[str, str]) -> Callable[[Answerer], Scores]:
+@dataclass(frozen=True)
+class Scores:
+    """What a set says about one form of the model: the metric that decides, and all of them."""
+
+    metric: str
+    metrics: Mapping[str, float]
+    examples: int
+
+
+def scorer(model: Path | Reader, path: Path, columns: Mapping[str, str]) -> Callable[[Answerer], Scores]:
     """The function that scores; every mistake in the file shows here. `columns`: text, text2, label where given."""
-    reader = open_reader(model)
+    reader = model if isinstance(model, Reader) else open_reader(model)
     if reader.tasks:
         return _task(reader, path, columns)
     if not reader.loaded.heads.masked_lm:
-        raise DataError(f"{model}: has no head that a set with labels could score")
+        raise DataError(f"{reader.loaded.folder}: has no head that a set with labels could score")
     return _masked_words(reader, path, columns)
 
 
