@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from remask.schema import Batch, Loss, LossPart, Objective
+from remask.schema import Batch, Json, Loss, LossPart, Objective
 from remask.tasks.kind import Sums, TaskKind, TaskLoss
 from remask.tasks.retrieve import PairTable, Retrieve, compare_pairs
 from remask.tasks.settings import LossSettings
@@ -52,7 +52,7 @@ class TaskObjective:
         counts = self.counts(batch.known)
         noise = None if step is None else self._noise(step, batch)
         logits, right, passes = self._passes(model, batch, noise)
-        sums: dict[str, Any] = {}
+        sums: Json = {}
         if step is not None and "consistency" in self.weights:
             other = task_logits(model, self.kind, batch, self._noise(step, batch, again=True)).float()
             passes.append(self.kind.loss(other, batch, self.plan)[0])

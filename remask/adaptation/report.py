@@ -7,13 +7,13 @@ picking and rounding.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 from remask.progress import duration
 from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
 from remask.reports.page import Fill, Page, Tile
 from remask.reports.runs import RunFolder
+from remask.schema import Values
 
 MEASURES = {
     "loss": "loss of masked tokens (nats)",
@@ -24,7 +24,7 @@ MEASURES = {
 }
 
 
-def adaptation_report(values: Mapping[str, Any], run: RunFolder) -> str:
+def adaptation_report(values: Values, run: RunFolder) -> str:
     before, after, recipe = values["before"], values["after"], values["recipe"]
     page = Page("An adapted model", f"{values['from']} · {values['date']} · {values['machine']}")
     page.tiles(_tiles(values))
@@ -65,7 +65,7 @@ def adaptation_report(values: Mapping[str, Any], run: RunFolder) -> str:
     return page.html()
 
 
-def _tiles(values: Mapping[str, Any]) -> list[Tile]:
+def _tiles(values: Values) -> list[Tile]:
     before, after = values["before"]["heldout"], values["after"]["heldout"]
     tiles = []
     if values["recipe"]["vocabulary"] == "keep":
@@ -86,7 +86,7 @@ def _tiles(values: Mapping[str, Any]) -> list[Tile]:
     return tiles
 
 
-def _heldout(page: Page, values: Mapping[str, Any], run: RunFolder) -> None:
+def _heldout(page: Page, values: Values, run: RunFolder) -> None:
     sides = [name for name in ("before", "start", "after") if values[name]]
     titles = {"before": "before", "start": "with the new tokens, before the first step", "after": "after"}
     headers = ["", *(titles[name] for name in sides)]
@@ -122,7 +122,7 @@ def _heldout(page: Page, values: Mapping[str, Any], run: RunFolder) -> None:
         page.table(headers, _rows(values, sides, "general"))
 
 
-def _rows(values: Mapping[str, Any], sides: list[str], kind: str) -> list[list[Any]]:
+def _rows(values: Values, sides: list[str], kind: str) -> list[list[Any]]:
     return [
         [title, *(round(values[side][kind][key], 4) for side in sides)]
         for key, title in MEASURES.items()
@@ -130,7 +130,7 @@ def _rows(values: Mapping[str, Any], sides: list[str], kind: str) -> list[list[A
     ]
 
 
-def _samples(page: Page, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+def _samples(page: Page, before: Values, after: Values) -> None:
     if not before["samples"]:
         return
     page.heading("What it fills in")
@@ -140,11 +140,11 @@ def _samples(page: Page, before: Mapping[str, Any], after: Mapping[str, Any]) ->
         page.fills([Fill(left, old["hidden"], right, {"before": _answers(old), "after": _answers(new)})])
 
 
-def _answers(sample: Mapping[str, Any]) -> list[tuple[str, float]]:
+def _answers(sample: Values) -> list[tuple[str, float]]:
     return [(answer["word"], answer["score"]) for answer in sample["answers"][:3]]
 
 
-def _task(page: Page, task: Mapping[str, Any]) -> None:
+def _task(page: Page, task: Values) -> None:
     page.heading("Did it pay?")
     page.text(
         f"The task {task['task']}, fine-tuned before and after with the same recipe and seeds: {task['verdict']}."
@@ -166,7 +166,7 @@ def _task(page: Page, task: Mapping[str, Any]) -> None:
     )
 
 
-def _vocabulary(page: Page, values: Mapping[str, Any]) -> None:
+def _vocabulary(page: Page, values: Values) -> None:
     before, after = values["before"], values["after"]
     page.heading("Vocabulary")
     page.table(

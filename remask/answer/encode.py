@@ -166,7 +166,7 @@ class _Job:
                         shutil.copyfileobj(part, file)
         else:
             self._assemble(whole, heads, offsets, width)
-        result: dict[str, Any] = {
+        result: Json = {
             "texts": len(offsets) - 1,
             "tokens": offsets[-1],
             "width": width,

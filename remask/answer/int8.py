@@ -9,7 +9,6 @@ Not here: the products (model.int8).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -22,12 +21,12 @@ from remask.model.int8 import quantise, watch
 from remask.model.network import Network
 from remask.model.outputs import run_network
 from remask.precision import FORMATS, autocast, base_format
-from remask.schema import Batch
+from remask.schema import Batch, Json
 
 _HINT = "leave the products that suffer most as they are (keep: down), or answer in bf16 or fp32"
 
 
-def to_int8(reader: Reader, network: Network, settings: Int8Settings) -> tuple[Network, dict[str, Any]]:
+def to_int8(reader: Reader, network: Network, settings: Int8Settings) -> tuple[Network, Json]:
     """The network, changed for good, and what the change costs; a DataError where it costs too much."""
     if next(network.parameters()).device.type != "cpu":
         raise UnavailableError("precision = int8: its products are made for CPUs; use device cpu, or bf16")
@@ -52,7 +51,7 @@ def to_int8(reader: Reader, network: Network, settings: Int8Settings) -> tuple[N
     quantise(network, ranges, FORMATS[base], settings.keep)
     done = True
     what, value = agreement.alike(before, said(), loaded.heads)
-    report: dict[str, Any] = {"agreement": {"what": what, "value": value, "sentences": len(rows)}}
+    report: Json = {"agreement": {"what": what, "value": value, "sentences": len(rows)}}
     if measure is not None:
         assert scores is not None
         report["scores"] = _checked(settings, scores, measure(answer))
@@ -64,7 +63,7 @@ def to_int8(reader: Reader, network: Network, settings: Int8Settings) -> tuple[N
     return network, report
 
 
-def _checked(settings: Int8Settings, before: Scores, after: Scores) -> dict[str, Any]:
+def _checked(settings: Int8Settings, before: Scores, after: Scores) -> Json:
     name = before.metric
     drop = before.metrics[name] - after.metrics[name]
     assert settings.eval_file is not None

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import orjson
 
@@ -25,6 +25,7 @@ from remask.answer.settings import PRECISION_HELP, AnswerPrecision, Int8Settings
 from remask.config import Config, dump, setting
 from remask.errors import DataError, MissingInputError, OutputError, UsageError
 from remask.progress import Progress, counted
+from remask.schema import Json, Values
 from remask.tables import Cells, OtherForm, about_rows
 from remask.tasks.answer_files import check_name, write_rows
 from remask.tasks.kinds import StoredTask
@@ -69,7 +70,7 @@ class PredictRun(Config):
 # ---------------------------------------------------------------------------------------------------------- the run
 
 
-def main(run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
+def main(run: PredictRun, out: Path, *, progress: Progress) -> Json:
     """Answer every row of the file."""
     check_name(out)
     if not Path(run.file).exists():
@@ -84,8 +85,8 @@ class Ready:
     """A model that only waits for rows, and what tells it from others."""
 
     asker: Asker
-    facts: Mapping[str, Any]  # kind, labels, precision: part of the result
-    identity: Mapping[str, Any]
+    facts: Values  # kind, labels, precision: part of the result
+    identity: Values
 
     @property
     def task(self) -> StoredTask:
@@ -110,7 +111,7 @@ def open_ready(run: PredictRun) -> Ready:
     precision, _ = choose_precision(run.precision, device)
     model = Model(reader, device=device, batch_tokens=run.batch_tokens, precision=precision, int8=run.int8)
     identity = {"model": model_fingerprint(model.folder), "precision": precision, "device": str(device)}
-    facts: dict[str, Any] = {"kind": task.kind.name, "labels": list(task.labels), "precision": precision}
+    facts: Json = {"kind": task.kind.name, "labels": list(task.labels), "precision": precision}
     if model.int8_report is not None:
         facts["int8"] = model.int8_report
     return Ready(Asker.of(model, run.text, run.text2), facts, identity)
@@ -127,7 +128,7 @@ def open_asked(run: PredictRun) -> Reader:
     return reader
 
 
-def answer_texts(run: PredictRun, texts: Sequence[Sequence[str]], places: Sequence[str]) -> dict[str, Any]:
+def answer_texts(run: PredictRun, texts: Sequence[Sequence[str]], places: Sequence[str]) -> Json:
     """What the model says about some texts at once, without a file; each has as many parts as its task asks for."""
     ready = open_ready(run)
     asker = ready.asker
@@ -147,7 +148,7 @@ def answer_texts(run: PredictRun, texts: Sequence[Sequence[str]], places: Sequen
     return {"answers": answers, "cut": num_cut, **ready.facts}
 
 
-def predict_file(ready: Ready, run: PredictRun, out: Path, *, progress: Progress) -> dict[str, Any]:
+def predict_file(ready: Ready, run: PredictRun, out: Path, *, progress: Progress) -> Json:
     """Answer every row of the run's file."""
     with artifacts.work_on(out, _key(ready, run)) as work:
         if work.result is None:
@@ -158,7 +159,7 @@ def predict_file(ready: Ready, run: PredictRun, out: Path, *, progress: Progress
         return work.result
 
 
-def _key(ready: Ready, run: PredictRun) -> dict[str, Any]:
+def _key(ready: Ready, run: PredictRun) -> Json:
     """What makes two commands the same one."""
     from remask.answer.stream import file_key
 
@@ -229,7 +230,7 @@ class _Job:
 
     # ------------------------------------------------------------------------------------------------- the result
 
-    def publish(self, facts: Mapping[str, Any]) -> None:
+    def publish(self, facts: Values) -> None:
         """All pieces as one file, and beside it the rows that have no answer; counts, and the `facts` given."""
         out, work = self._work.out, self._work
         columns: dict[str, None] = dict(self._columns)
@@ -263,7 +264,7 @@ class _Job:
         result = {**counts, **facts, "out": str(out), "bad_file": str(bad_out) if counts["bad"] else None}
         work.finish(whole, result, {bad: bad_out} if counts["bad"] else None)
 
-    def _pairs(self) -> Iterator[tuple[Cells, dict[str, Any]]]:
+    def _pairs(self) -> Iterator[tuple[Cells, Json]]:
         """Every row that could be read, with what was said about it."""
         from remask.answer.stream import same_rows
 
@@ -272,13 +273,13 @@ class _Job:
         answers = (answer for piece in self._work.pieces() for answer in _read_piece(piece)[1:])
         yield from zip(same_rows(rows, chain.from_iterable(heads), self._path), answers, strict=True)
 
-    def _answered(self) -> Iterator[dict[str, Any]]:
+    def _answered(self) -> Iterator[Json]:
         prefix = self._run.prefix
         for row, answer in self._pairs():
             if "bad" not in answer:
                 yield {**row.values, **{prefix + name: value for name, value in answer.items()}}
 
-    def _bad(self) -> Iterator[dict[str, Any]]:
+    def _bad(self) -> Iterator[Json]:
         """By line: what could not be read, and what could not be answered."""
         with self._work.path("unreadable.jsonl").open("rb") as file:
             unreadable = (orjson.loads(line) for line in file)
@@ -288,7 +289,7 @@ class _Job:
             yield from heapq.merge(unreadable, unanswered, key=lambda bad: bad["line"])
 
 
-def _read_piece(piece: Path) -> list[dict[str, Any]]:
+def _read_piece(piece: Path) -> list[Json]:
     """The line about a piece, then its answers."""
     return [orjson.loads(line) for line in piece.read_bytes().splitlines()]
 

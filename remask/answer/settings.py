@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from remask.config import Config, setting
+from remask.schema import Values
 
 AnswerPrecision = Literal["auto", "fp32", "bf16", "fp16", "int8"]
 PRECISIONS = get_args(AnswerPrecision)
@@ -32,7 +32,7 @@ class Int8Settings(Config):
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
-def shown_int8(report: Mapping[str, Any]) -> str:
+def shown_int8(report: Values) -> str:
     """What int8 cost, for a person."""
     found = report["agreement"]
     text = f"int8: {found['what']} {found['value']:.4f} with fp32 on {found['sentences']} real sentences"

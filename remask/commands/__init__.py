@@ -21,7 +21,7 @@ import click
 
 from remask.config import Built, ConfigT, build_run, find_run, is_run, to_yaml
 from remask.progress import Progress
-from remask.schema import Values
+from remask.schema import Json, Values
 from remask.visible import visible, visible_json
 from remask.workers import is_first_rank as is_first_rank
 
@@ -84,7 +84,7 @@ PATTERN_HELP = "A sentence with {text}, perhaps {text2}, and <mask>; several are
 WORDS_HELP = "The words that mean a label in the place of <mask>; all labels in one, or one each."
 
 
-def prompt_options(patterns: Sequence[str], words: Sequence[str]) -> dict[str, Any]:
+def prompt_options(patterns: Sequence[str], words: Sequence[str]) -> Json:
     """--pattern and --words as settings; None where they are not given."""
     from remask.tasks.patterns import read_words
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from remask import api
 from remask.commands import Common, common_options, run_file
 from remask.errors import UsageError
 from remask.monitoring.settings import MonitorRun
+from remask.schema import Values
 from remask.visible import visible, visible_json
 
 
@@ -63,7 +63,7 @@ def command(
         open_classifier(run, common.progress)
         return
 
-    def on_event(event: Mapping[str, Any]) -> None:
+    def on_event(event: Values) -> None:
         if common.json or event["event"] == "alarm":
             click.echo(visible_json(json.dumps(event, ensure_ascii=False)))
 

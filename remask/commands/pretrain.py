@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -16,6 +14,7 @@ from remask.config import Built, find_run, runs_folder
 from remask.errors import UsageError
 from remask.pretraining.settings import PretrainRun, budget_alone
 from remask.pretraining.start import prepared_of, with_form
+from remask.schema import Values
 
 ALL_HELD_OUT = 1 - 2**-52  # a share must be below 1
 
@@ -83,7 +82,7 @@ def command(
         )
 
 
-def _by_character(result: Mapping[str, Any]) -> str:
+def _by_character(result: Values) -> str:
     """Beside bits per byte, where characters are something else; a finished run of an older version lacks it."""
     bits = result.get("bits_per_character", result["bits_per_byte"])
     return f", {bits:.3f} per character" if bits > 1.05 * result["bits_per_byte"] else ""

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from remask import artifacts
 from remask.config import build_run
 from remask.errors import DataError, MissingInputError
 from remask.progress import Progress
+from remask.schema import Json
 
 if TYPE_CHECKING:
     import torch
@@ -103,7 +104,7 @@ def blimp_folder(data: Path) -> Path:
     return data / "blimp" if (data / "blimp").is_dir() else data
 
 
-def blimp(judge: Judge, folder: Path, max_pairs: int | None, progress: Progress) -> dict[str, Any]:
+def blimp(judge: Judge, folder: Path, max_pairs: int | None, progress: Progress) -> Json:
     """Accuracy over minimal pairs."""
     from remask.tasks.blimp import num_masked_rows, read_blimp, score_pairs, texts_of
 
@@ -121,7 +122,7 @@ def claims_file(data: Path) -> Path:
     return path
 
 
-def claims(judge: Judge, path: Path, progress: Progress) -> dict[str, Any]:
+def claims(judge: Judge, path: Path, progress: Progress) -> Json:
     """How often a claim is likelier than what stands against it."""
     from remask.tasks.blimp import num_masked_rows
     from remask.tasks.claims import read_claims, score_claims
@@ -173,7 +174,7 @@ def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> 
     prepare(build_run(PrepareRun, options=options).run, folder, progress=quiet)
 
 
-def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Progress) -> dict[str, Any]:
+def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Progress) -> Json:
     """Loss, perplexity, accuracy and bits per byte of masked tokens, on rows and masks that are the same for every
     model with this vocabulary; bits per byte of whole words, which compare across vocabularies; and the same of
     sentences whose tokens are masked one at a time (pseudo-perplexity)."""

@@ -210,7 +210,7 @@ def _publish_writer(source: Source, tokenizer: Tokenizer, out: Path, how: Publis
     config, tensors = write_both(source.settings, writer, source.state, (ids[0], ids[1]), _dtype(source.state))
     stored = StoredTask.read(source.folder)
 
-    def fill(aside: Path) -> dict[str, Any]:
+    def fill(aside: Path) -> Json:
         write_weights(aside / WEIGHTS, tensors)
         write_json(aside / "config.json", config)
         write_json(aside / "generation_config.json", _generation(config, stored))
@@ -225,9 +225,9 @@ def _publish_writer(source: Source, tokenizer: Tokenizer, out: Path, how: Publis
     return publish(out, "hf", fill, config=config, inputs=inputs, replace=how.replace, key=how.key)
 
 
-def _generation(config: Mapping[str, Any], stored: StoredTask | None) -> dict[str, Any]:
+def _generation(config: Values, stored: StoredTask | None) -> Json:
     names = ("decoder_start_token_id", "eos_token_id", "bos_token_id", "pad_token_id")
-    values: dict[str, Any] = {name: config[name] for name in names}
+    values: Json = {name: config[name] for name in names}
     if stored is None or stored.drafting is None:
         return values
     decode, max_length = stored.drafting

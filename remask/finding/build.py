@@ -30,6 +30,7 @@ from remask.finding.settings import OWN, IndexRun
 from remask.finding.vectors import BLOCK_ROWS, VectorFile, mean_vector, write_codes
 from remask.finding.words import write_words
 from remask.progress import Progress, counted
+from remask.schema import Json
 from remask.text.files import InputFile
 from remask.text.sources import portions, task_groups
 from remask.tokenizer import Tokenizer
@@ -55,7 +56,7 @@ def index(
     add: bool = False,
     remove: Sequence[str] = (),
     progress: Progress,
-) -> dict[str, Any]:
+) -> Json:
     """Make an index, add to one, or remove documents from one; what it holds then."""
     out = out.absolute()
     work = out.with_name(f".{out.name}.work")
@@ -72,7 +73,7 @@ def index(
     return _result(made)
 
 
-def _result(made: Index) -> dict[str, Any]:
+def _result(made: Index) -> Json:
     counts = made.artifact.counts
     return {
         "out": str(made.folder), "documents": counts["documents"], "passages": len(made), "removed": counts["removed"],
@@ -143,7 +144,7 @@ def _encoder_of(path: Path, device: str) -> _Encoder:
     return _Encoder(folder, model_fingerprint(folder), model.tokenizer, dict(model.prompts), room, size)
 
 
-def _lasting(run: IndexRun) -> dict[str, Any]:
+def _lasting(run: IndexRun) -> Json:
     """What the index is made by, whoever makes it where."""
     return {name: value for name, value in dump(run).items() if name not in OWN}
 
@@ -194,7 +195,7 @@ def _length(run: IndexRun, encoder: _Encoder, prompt: str | None) -> int:
 
 def _cut(
     run: IndexRun, files: list[InputFile], layout: Any, work: Path, encoder: _Encoder, length: int, progress: Progress
-) -> tuple[list[Passages], dict[str, Any]]:
+) -> tuple[list[Passages], Json]:
     """The parts that have any passage, and what was counted."""
     groups = task_groups([portion for portion in portions(files, 0, layout) if portion.kind != "unknown"])
     encoder.tokenizer.save(work / "tokenizer")
@@ -206,7 +207,7 @@ def _cut(
         facts = run_tasks(
             make_part, tasks, workers=run.workers, engine=run.engine, on_done=lambda number, fact: stage.advance()
         )
-        totals: dict[str, Any] = {name: sum(f[name] for f in facts) for name in ("documents", "passages")}
+        totals: Json = {name: sum(f[name] for f in facts) for name in ("documents", "passages")}
         stage.note = f"{counted(totals['documents'], 'document')}, {counted(totals['passages'], 'passage')}"
     dropped = Counter[str]()
     for fact in facts:
@@ -257,7 +258,7 @@ def _encode(
     from remask.precision import choose_precision
 
     precision, _ = choose_precision(run.precision, torch.device(run.device))
-    how: dict[str, Any] = {
+    how: Json = {
         "model": encoder.folder.absolute(), "fingerprint": encoder.fingerprint, "prompt": prompt,
         "precision": precision, "device": run.device,
     }  # fmt: skip
@@ -284,7 +285,7 @@ def _join_vectors(parts: list[Passages], work: Path, out: Path) -> None:
 # ---------------------------------------------------------------------------------------------------- publishing
 
 
-def _counts(old: Index | None, added: dict[str, int], dropped: dict[str, int]) -> dict[str, Any]:
+def _counts(old: Index | None, added: dict[str, int], dropped: dict[str, int]) -> Json:
     before = dict(old.artifact.counts) if old else {"segments": [], "dropped": {}, "removed": 0, "removed_documents": 0}
     segments = [*before["segments"], added]
     all_dropped = Counter(before["dropped"]) + Counter(dropped)
@@ -317,8 +318,8 @@ def _empty(folder: Path) -> Path:
 def _publish(
     attempt: _Attempt,
     aside: Path,
-    config: dict[str, Any],
-    counts: dict[str, Any],
+    config: Json,
+    counts: Json,
     progress: Progress,
     *,
     mark: str | None = None,

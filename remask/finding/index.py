@@ -23,6 +23,7 @@ from remask.finding.passages import Passages
 from remask.finding.settings import By, IndexRun
 from remask.finding.vectors import Best, VectorFile, merged
 from remask.finding.words import Words, fused
+from remask.schema import Json
 
 if TYPE_CHECKING:
     from remask.answer.model import Model
@@ -41,13 +42,13 @@ class Hit:
     text: str
     start: int  # its first character in the document
     place: str
-    fields: dict[str, Any]
+    fields: Json
     row: int
     before: str = ""  # the passages around it, where they are wanted
     after: str = ""
     rank_by: dict[str, int] | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> Json:
         return asdict(self)
 
 
@@ -109,7 +110,7 @@ class Index:
         return Approximate(self.folder / "approximate", self.run.approximate, self.num_rows)
 
     @cached_property
-    def map(self) -> dict[str, Any]:
+    def map(self) -> Json:
         """Points of a sample of the passages (map.py)."""
         return orjson.loads((self.folder / "map.json").read_bytes())
 

@@ -18,6 +18,7 @@ from remask.finding.settings import By, SearchRun
 from remask.progress import Progress
 from remask.reports.charts import DotRow, dot_chart
 from remask.reports.page import Page
+from remask.schema import Json, Values
 from remask.streams import split_name
 from remask.tables import TABLE_KINDS, read_cells, read_lines
 from remask.tasks.ranking_scores import difference_interval, mean_interval, ranking_values
@@ -164,7 +165,7 @@ def write_trec(path: Path, queries: Sequence[Query], rankings: Sequence[Ranking]
 def measured(
     queries: Sequence[Query], rankings: Mapping[str, Sequence[Ranking]], qrels: Mapping[str, Mapping[str, float]],
     progress: Progress, seed: int,
-) -> dict[str, Any]:  # fmt: skip
+) -> Json:  # fmt: skip
     """Means with intervals of each way, and how far each is from words; queries without a right document are left out
     and counted."""
     judged = [i for i, query in enumerate(queries) if any(gain > 0 for gain in qrels.get(query.id, {}).values())]
@@ -183,7 +184,7 @@ def measured(
         way: {m: dict(zip(names, mean_interval(v, seed), strict=True)) for m, v in found.items()}
         for way, found in values.items()
     }
-    result: dict[str, Any] = {"queries": len(judged), "left_out": len(queries) - len(judged), "metrics": metrics}
+    result: Json = {"queries": len(judged), "left_out": len(queries) - len(judged), "metrics": metrics}
     if "words" in values:
         result["against_words"] = {
             way: {
@@ -196,7 +197,7 @@ def measured(
     return result
 
 
-def render(result: Mapping[str, Any]) -> str:
+def render(result: Values) -> str:
     """The table for a terminal: a line a way, each value with its interval, in percent."""
     ways = result["metrics"]
     lines = [f"{'':10s}" + "".join(f"{name:>22s}" for name in MEASURES)]
@@ -206,7 +207,7 @@ def render(result: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def report(result: Mapping[str, Any], title: str) -> str:
+def report(result: Values, title: str) -> str:
     """One page: the table, and a picture of each measure over the ways."""
     page = Page("How well this index finds", title)
     page.text(

@@ -25,6 +25,7 @@ from remask import artifacts, signals
 from remask.documents import OFFSETS
 from remask.errors import DataError
 from remask.finding.settings import IndexRun, PassageSettings
+from remask.schema import Json
 from remask.streams import Damaged
 from remask.tables import Fault, Record, read_records
 from remask.tables import form as forms
@@ -48,7 +49,7 @@ class Found:
     id: str
     place: str
     text: str
-    fields: dict[str, Any]
+    fields: Json
 
 
 # ------------------------------------------------------------------------------------------------------ reading
@@ -189,7 +190,7 @@ class PassageWriter:
         for name in ("text_offsets", "document_offsets"):
             self._files[name].write(np.zeros(1, OFFSETS).tobytes())
 
-    def add(self, facts: dict[str, Any], passages: Sequence[tuple[int, str]]) -> None:
+    def add(self, facts: Json, passages: Sequence[tuple[int, str]]) -> None:
         self._put("documents", "document_offsets", orjson.dumps(facts))
         for start, text in passages:
             self._put("texts", "text_offsets", text.encode())
@@ -207,7 +208,7 @@ class PassageWriter:
             file.close()
 
 
-def make_part(task: PassageTask) -> dict[str, Any]:
+def make_part(task: PassageTask) -> Json:
     """Cut the documents of a task unless an earlier attempt did; the facts say what came of it."""
     if (facts := artifacts.finished(task.folder / FACTS)) is not None:
         return facts
@@ -222,7 +223,7 @@ def make_part(task: PassageTask) -> dict[str, Any]:
     return facts
 
 
-def _fill(task: PassageTask, aside: Path) -> dict[str, Any]:
+def _fill(task: PassageTask, aside: Path) -> Json:
     tokenizer = load_tokenizer(task.tokenizer)
     writer, dropped, samples, size = PassageWriter(aside), Counter[str](), [], 0
     for portion in task.portions:
@@ -297,7 +298,7 @@ class Passages:
         data, offsets = self._texts
         return data[offsets[row] : offsets[row + 1]].tobytes().decode()
 
-    def document(self, number: int) -> dict[str, Any]:
+    def document(self, number: int) -> Json:
         data, offsets = self._documents
         return orjson.loads(data[offsets[number] : offsets[number + 1]].tobytes())
 

@@ -19,6 +19,7 @@ from remask.finding.encode import QUERY, prompt_name
 from remask.finding.index import Hit, Seeker, open_index, open_model, open_reranker
 from remask.finding.settings import By, SearchRun
 from remask.progress import Progress
+from remask.schema import Json
 
 WAYS: tuple[By, ...] = ("vectors", "words", "both")
 _MARK = "hits.jsonl"
@@ -44,7 +45,7 @@ def open_seeker(run: SearchRun) -> Seeker:
     return Seeker(found, model, prompt, reranker, run.rerank_top, run.rerank_label)
 
 
-def search(run: SearchRun, out: Path | None, *, progress: Progress) -> dict[str, Any]:
+def search(run: SearchRun, out: Path | None, *, progress: Progress) -> Json:
     """Hits of a query; or rankings, and with qrels scores, of a file of queries."""
     if (run.query is None) == (run.queries is None):
         raise UsageError('search takes a "QUERY" or --queries FILE, one of them')
@@ -65,7 +66,7 @@ def search(run: SearchRun, out: Path | None, *, progress: Progress) -> dict[str,
     ways = cast("tuple[By, ...]", (run.by,) if run.by is not None else WAYS if qrels is not None else ("both",))
     depth = run.top if qrels is None else max(run.top, measure.DEPTH)
     rankings = measure.rank_all(seeker, queries, ways, depth, progress)
-    result: dict[str, Any] = {"index": run.index, "queries": len(queries)}
+    result: Json = {"index": run.index, "queries": len(queries)}
     if qrels is not None:
         result |= measure.measured(queries, rankings, qrels, progress, run.seed)
     if out is not None:
@@ -73,7 +74,7 @@ def search(run: SearchRun, out: Path | None, *, progress: Progress) -> dict[str,
     return result
 
 
-def _write(out: Path, run: SearchRun, queries: Any, rankings: Any, result: dict[str, Any] | None) -> list[str]:
+def _write(out: Path, run: SearchRun, queries: Any, rankings: Any, result: Json | None) -> list[str]:
     with artifacts.output_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     lines = [
@@ -92,7 +93,7 @@ def _write(out: Path, run: SearchRun, queries: Any, rankings: Any, result: dict[
     return files
 
 
-def render_hits(hits: list[dict[str, Any]] | list[Hit]) -> str:
+def render_hits(hits: list[Json] | list[Hit]) -> str:
     """Hits for a terminal: rank, score, id and the first words."""
     lines = []
     for rank, hit in enumerate(hits, start=1):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from remask.model.interop_config import SpecialIds, family_for, read_config, wri
 from remask.model.interop_weights import BASE, Pair, pairs, to_ours, to_theirs
 from remask.model.network import empty_network
 from remask.model.settings import HeadSettings, ModelSettings, WriterSettings
+from remask.schema import Json, Values
 
 MODEL_TYPE = "encoder-decoder"
 FAMILIES = ("roberta", "bert")
@@ -86,7 +86,7 @@ def write_both(
     state: Mapping[str, Tensor],
     ids: tuple[SpecialIds, SpecialIds],
     dtype: str,
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
+) -> tuple[Json, dict[str, Tensor]]:
     """config.json and the tensors. `ids`: the special ones of the sources and of the targets."""
     family = family_for(settings)
     assert family in FAMILIES
@@ -122,9 +122,7 @@ def write_both(
 # ------------------------------------------------------------------------------------------------------- reading
 
 
-def read_both(
-    folder: ForeignFolder, config: Mapping[str, Any]
-) -> tuple[str, ModelSettings, HeadSettings, dict[str, Tensor]]:
+def read_both(folder: ForeignFolder, config: Values) -> tuple[str, ModelSettings, HeadSettings, dict[str, Tensor]]:
     """(family, settings, heads, state) of such a folder."""
     place = str(folder.folder / "config.json")
     encoder_part, decoder_part = config.get("encoder"), config.get("decoder")

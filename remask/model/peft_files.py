@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from safetensors.torch import save
@@ -23,6 +22,7 @@ from remask.model.interop_config import family_for, no_class
 from remask.model.interop_weights import BASE, Pair, export_kind, pairs
 from remask.model.network import Network
 from remask.model.settings import HeadSettings, Ia3Settings, LoraSettings, ModelSettings, Updates
+from remask.schema import Json
 
 ADAPTER = "adapter"  # the folder inside a model that holds peft's two files
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
@@ -103,7 +103,7 @@ def _modules(heads: list[Pair], base: str) -> list[str] | None:
 
 def _changes(
     network: Network, settings: Updates, theirs: Mapping[str, tuple[str, ...]], base: str
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
+) -> tuple[dict[str, Tensor], Json]:
     """Tensors under transformers' names, and what the config says of them."""
     tensors: dict[str, Tensor] = {}
     acted_on: set[str] = set()
@@ -130,7 +130,7 @@ def _changes(
                 tensors[f"{own}.ia3_l"] = factors[None] if linear.of_input else factors[:, None]
                 if linear.of_input:
                     on_input.add(_pattern(own, base))
-    config: dict[str, Any] = {"target_modules": _any_of(acted_on), "fan_in_fan_out": False}
+    config: Json = {"target_modules": _any_of(acted_on), "fan_in_fan_out": False}
     if isinstance(settings, Ia3Settings):
         return tensors, config | {"peft_type": "IA3", "feedforward_modules": _any_of(on_input) if on_input else []}
     config |= {"lora_alpha": settings.alpha, "lora_dropout": settings.dropout, "bias": "none"}
@@ -149,7 +149,7 @@ def _any_of(patterns: set[str]) -> str:
     return rf"(.*\.)?({'|'.join(sorted(patterns))})"
 
 
-def _prefixes(network: Network) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _prefixes(network: Network) -> tuple[dict[str, Tensor], Json]:
     """peft has one row for every place of the prefix: keys and values of all layers, one after the other."""
     model = network.settings
     layers = [network.encoder.attentions[model.attention_index(i)].prefix_2PD for i in range(model.num_layers)]

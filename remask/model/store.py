@@ -16,7 +16,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -29,6 +28,7 @@ from remask.errors import DataError, MissingInputError, RemaskError
 from remask.model.foreign import TOKENIZER_FILES, ForeignFolder, SafetensorsWeights, checked
 from remask.model.network import Network, empty_network
 from remask.model.settings import UPDATES, HeadSettings, ModelSettings, Updates
+from remask.schema import Json
 
 LAYOUT = 1
 MODEL_JSON = "model.json"
@@ -98,7 +98,7 @@ def save_model(
 ) -> Artifact:
     """Publish a finished model (stage `model`). `inputs`: fingerprints of its sources; `extra`: more files."""
 
-    def fill(aside: Path) -> dict[str, Any]:
+    def fill(aside: Path) -> Json:
         files = model_files(network.settings, network.head_settings, tokenizer_folder, labels) | dict(extra or {})
         for name, contents in files.items():
             target = aside / name

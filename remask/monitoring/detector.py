@@ -14,13 +14,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
 
 from remask.monitoring.settings import AlarmSettings
 from remask.monitoring.shares import Corrector
+from remask.schema import Json, Values
 
 Array = np.ndarray
 
@@ -83,7 +83,7 @@ class Detector:
 
     def __init__(
         self, classes: Sequence[str], watched: Sequence[str], corrector: Corrector, settings: AlarmSettings,
-        zone: ZoneInfo, state: Mapping[str, Any] | None = None,
+        zone: ZoneInfo, state: Values | None = None,
     ) -> None:  # fmt: skip
         self.classes, self.corrector, self.settings, self.zone = list(classes), corrector, settings, zone
         self._watched = [self.classes.index(name) for name in watched]
@@ -95,13 +95,13 @@ class Detector:
         self._needed: int = state.get("needed", settings.baseline)
         self._sums_2K = np.array(state.get("sums", np.zeros((2, len(self.classes)))), dtype=float)
         self._zeros: list[list[int]] = state.get("zeros", [[0] * len(self.classes) for _ in range(2)])
-        self._carried: dict[str, Any] | None = state.get("carried")
+        self._carried: Json | None = state.get("carried")
         self._level: Level | None = None
         if self._calm >= self._needed:
             self._fit()
 
     @property
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return {
             "windows": [list(window) for window in self._windows],
             "calm": self._calm,

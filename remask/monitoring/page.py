@@ -6,8 +6,7 @@ how a chart is drawn (reports/charts).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 from zoneinfo import ZoneInfo
 
 from remask.monitoring.settings import MonitorRun
@@ -15,6 +14,7 @@ from remask.monitoring.store import Store
 from remask.monitoring.times import shown
 from remask.reports.charts import Mark, Series, line_chart
 from remask.reports.page import Page, Tile
+from remask.schema import Values
 
 RELOAD_SECONDS = 10
 MAX_GROUPS = 12  # charts on a page; groups with alarms first
@@ -23,10 +23,8 @@ MAX_CLASSES = 4
 _DAY = 86_400
 
 
-def monitor_page(
-    store: Store, title: str, result: Mapping[str, Any], run: MonitorRun, zone: ZoneInfo, *, live: bool
-) -> str:
-    alarms: Sequence[Mapping[str, Any]] = result["alarms"]
+def monitor_page(store: Store, title: str, result: Values, run: MonitorRun, zone: ZoneInfo, *, live: bool) -> str:
+    alarms: Sequence[Values] = result["alarms"]
     page = Page(f"Monitor: {title}", "watching" if live else "ended, or stopped; the same command goes on")
     if live:
         page.reload_after(RELOAD_SECONDS)
@@ -55,7 +53,7 @@ def monitor_page(
     return page.html()
 
 
-def _add_alarms(page: Page, alarms: Sequence[Mapping[str, Any]]) -> None:
+def _add_alarms(page: Page, alarms: Sequence[Values]) -> None:
     page.heading("Alarms")
     if not alarms:
         page.text("None so far.")
@@ -80,9 +78,7 @@ def _clock(stamp: str) -> str:
     return stamp[:16].replace("T", " ")
 
 
-def _add_chart(
-    page: Page, group: str, windows: Sequence[Mapping[str, Any]], alarms: Sequence[Mapping[str, Any]], zone: ZoneInfo
-) -> None:
+def _add_chart(page: Page, group: str, windows: Sequence[Values], alarms: Sequence[Values], zone: ZoneInfo) -> None:
     if not windows:
         return
     first = windows[0]["at"]

@@ -14,7 +14,7 @@ import json
 import shlex
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,12 +32,13 @@ from remask.monitoring.shares import MAX_CONDITION, Corrector
 from remask.monitoring.store import FILE, Store
 from remask.monitoring.times import BadTime, Clock, shown, window_start
 from remask.progress import Progress, counted
+from remask.schema import Json, Values
 from remask.tables import Cells, require_columns
 
 if TYPE_CHECKING:
     from remask.answer.stream import Asker
 
-Event = Mapping[str, Any]
+Event = Values
 ALL, OTHERS = "", "(other)"  # the group of a run without groups, and of groups beyond the most
 KINDS = ("classify", "pair")
 _AHEAD_SECONDS = 86_400.0  # a time further in the future than this is a mistake
@@ -77,7 +78,7 @@ class Text:
 
 def monitor(
     run: MonitorRun, out: Path, *, progress: Progress, on_event: Callable[[Event], None] = lambda event: None
-) -> dict[str, Any]:
+) -> Json:
     """Watch until the input ends; a signal stops it with its state saved. `on_event` gets every window that closes and
     every alarm, once."""
     check_columns_given(run)
@@ -191,7 +192,7 @@ class Monitor:
                 "choose another --out"
             )
 
-    def until_the_end(self) -> dict[str, Any]:
+    def until_the_end(self) -> Json:
         run, store = self.run, self.store
         form = run.table.over(self.classifier.asker.model.reader.task.table)
         self._hand_over()  # alarms that a kill kept from the command
@@ -287,7 +288,7 @@ class Monitor:
         digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=12).digest()
         return Text(cells, moment, window_start(moment, run.window, self._zone), group, digest)
 
-    def _count(self, text: Text, answer: Mapping[str, Any]) -> None:
+    def _count(self, text: Text, answer: Values) -> None:
         store, classes = self.store, self.classifier.classes
         store.see(text.digest, text.start)
         row = {
@@ -341,7 +342,7 @@ class Monitor:
             )
         return self._detectors[group]
 
-    def _window_event(self, group: str, judged: Judged) -> dict[str, Any]:
+    def _window_event(self, group: str, judged: Judged) -> Json:
         bands = {name: judged.band(name) for name in self._watched}
         return {
             "event": "window",
@@ -355,10 +356,10 @@ class Monitor:
             else {name: [round(end, 4) for end in band] for name, band in bands.items() if band is not None},
         }
 
-    def _alarm(self, group: str, judged: Judged, shift: Shift) -> dict[str, Any]:
+    def _alarm(self, group: str, judged: Judged, shift: Shift) -> Json:
         """With the texts that tell most: the surest of the class that grew, each text once."""
         grown = max(shift.sizes, key=lambda name: shift.sizes[name]) if shift.size < 0 else shift.name
-        examples: dict[str, dict[str, Any]] = {}
+        examples: dict[str, Json] = {}
         for text in self.store.texts(group, shift.onset, judged.start, grown):
             examples.setdefault(" ".join(text["text"].lower().split()), text)
         return {
@@ -415,7 +416,7 @@ class Monitor:
         artifacts.write_page(self.out / "page.html", page)
         self._page_at = time.monotonic()
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Json:
         totals = {name: self.store.fact(name, 0) for name in ("texts", "repeats", "late", "bad")}
         alarms = self.store.alarms()
         return {
@@ -433,7 +434,7 @@ def _line(event: Event) -> bytes:
     return (json.dumps(event, ensure_ascii=False) + "\n").encode()
 
 
-def summary(values: Mapping[str, Any]) -> str:
+def summary(values: Values) -> str:
     """What a person wants to see at the end."""
     lines = [
         f"{counted(values['texts'], 'text')} in {counted(values['windows'], 'window')} of "

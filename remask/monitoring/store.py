@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from remask.errors import DataError
+from remask.schema import Json, Values
 
 FILE = "state.sqlite"
 _TABLES = """
@@ -86,7 +87,7 @@ class Store:
         self._db.execute("DELETE FROM seen WHERE start < ?", (start,))
         self._db.execute("DELETE FROM texts WHERE start < ?", (start,))
 
-    def keep_text(self, group: str, start: int, name: str, score: float, row: Mapping[str, Any], most: int) -> None:
+    def keep_text(self, group: str, start: int, name: str, score: float, row: Values, most: int) -> None:
         """Of a window's texts of a class the surest ones."""
         key = (group, start, name)
         self._db.execute("INSERT INTO texts VALUES (?, ?, ?, ?, ?)", (*key, score, json.dumps(row)))
@@ -96,7 +97,7 @@ class Store:
             (*key, most),
         )
 
-    def texts(self, group: str, since: int, until: int, name: str) -> list[dict[str, Any]]:
+    def texts(self, group: str, since: int, until: int, name: str) -> list[Json]:
         """From the windows since .. until, surest first."""
         rows = self._db.execute(
             "SELECT row, score FROM texts WHERE grp = ? AND start BETWEEN ? AND ? AND class = ? "
@@ -105,7 +106,7 @@ class Store:
         )
         return [{**json.loads(row), "score": round(score, 4)} for row, score in rows]
 
-    def put_aside(self, kind: str, row: Mapping[str, Any]) -> None:
+    def put_aside(self, kind: str, row: Values) -> None:
         self._db.execute("INSERT INTO aside VALUES (?, ?)", (kind, json.dumps(row, ensure_ascii=False)))
 
     def aside(self, kind: str) -> list[str]:
@@ -131,11 +132,11 @@ class Store:
         )
         return [(group, start, json.loads(counts)) for group, start, counts in rows]
 
-    def judge(self, group: str, start: int, judged: Mapping[str, Any]) -> None:
+    def judge(self, group: str, start: int, judged: Values) -> None:
         text = json.dumps(judged, ensure_ascii=False)
         self._db.execute("UPDATE windows SET judged = ? WHERE grp = ? AND start = ?", (text, group, start))
 
-    def judged(self, group: str | None = None, last: int = -1) -> list[dict[str, Any]]:
+    def judged(self, group: str | None = None, last: int = -1) -> list[Json]:
         """Windows that closed, in order of time: all, or the last ones of a group."""
         where, words = ("AND grp = ?", (group,)) if group is not None else ("", ())
         rows = self._db.execute(
@@ -152,14 +153,14 @@ class Store:
 
     # ------------------------------------------------------------------------------------- detectors and alarms
 
-    def detector(self, group: str) -> dict[str, Any] | None:
+    def detector(self, group: str) -> Json | None:
         found = self._db.execute("SELECT state FROM detectors WHERE grp = ?", (group,)).fetchone()
         return None if found is None else json.loads(found[0])
 
-    def set_detector(self, group: str, state: Mapping[str, Any]) -> None:
+    def set_detector(self, group: str, state: Values) -> None:
         self._db.execute("INSERT OR REPLACE INTO detectors VALUES (?, ?)", (group, json.dumps(state)))
 
-    def add_alarm(self, alarm: Mapping[str, Any]) -> dict[str, Any]:
+    def add_alarm(self, alarm: Values) -> Json:
         """The alarm with its number."""
         (last,) = self._db.execute("SELECT coalesce(max(number), 0) FROM alarms").fetchone()
         numbered = {"event": "alarm", "number": last + 1, **alarm}
@@ -167,7 +168,7 @@ class Store:
         self._db.execute("INSERT INTO alarms VALUES (?, ?, 0)", (last + 1, text))
         return numbered
 
-    def alarms(self, *, waiting: bool = False) -> list[dict[str, Any]]:
+    def alarms(self, *, waiting: bool = False) -> list[Json]:
         """All, or those that the command was not started for yet."""
         where = "WHERE handed_over = 0" if waiting else ""
         return [json.loads(alarm) for (alarm,) in self._db.execute(f"SELECT alarm FROM alarms {where} ORDER BY number")]

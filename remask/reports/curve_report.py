@@ -6,16 +6,16 @@ table, and for each number of labels the best way, or those that cannot be told 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from remask.reports.charts import Rule, Series, line_chart
 from remask.reports.page import Page, Tile
+from remask.schema import Values
 
 NAMES = {"prompt": "prompt", "finetune": "fine-tuning", "neighbours": "nearest neighbours"}
 
 
-def curve_report(values: Mapping[str, Any]) -> str:
+def curve_report(values: Values) -> str:
     """The whole page."""
     rows, metric = values["curve"], values["metric"]
     sizes = list(dict.fromkeys(row["labels"] for row in rows))
@@ -47,7 +47,7 @@ def curve_report(values: Mapping[str, Any]) -> str:
     return page.html()
 
 
-def best_way(rows: Sequence[Mapping[str, Any]]) -> str:
+def best_way(rows: Sequence[Values]) -> str:
     """The best median; others whose seeds reach into its range are named beside it."""
     best = max(rows, key=lambda row: row["spread"]["median"])
     close = [NAMES[row["method"]] for row in rows if row is not best and row["spread"]["high"] >= best["spread"]["low"]]

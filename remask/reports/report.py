@@ -229,7 +229,7 @@ def _samples(page: Page, run: RunFolder) -> None:
         page.table(["step", "hidden word", "answers"], rows, folded="answers along the way")
 
 
-def fill_of(sample: Mapping[str, Any], name: str = "") -> Fill:
+def fill_of(sample: Values, name: str = "") -> Fill:
     """A sentence of a log or of a result; ___ or <mask> stands for the hidden word."""
     left, _, right = sample["text"].partition("___" if "___" in sample["text"] else "<mask>")
     answers = [(answer["word"], answer["score"]) for answer in sample["answers"][:SHOWN_ANSWERS]]

@@ -7,11 +7,9 @@ anything was measured (tasks/).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from remask.reports.charts import MAX_NUMBERED, Bar, Point, Series, bar_chart, heat_map, line_chart, point_map
 from remask.reports.page import Page, Tile
+from remask.schema import Values
 from remask.tasks.metrics import certainty, shown_names
 
 MAX_CONFUSIONS = 20  # pairs of classes that are named where the matrix is too large for names
@@ -19,7 +17,7 @@ MAX_BARS = 30  # classes with a bar of their own
 MAX_TEXT = 240
 
 
-def finetune_report(values: Mapping[str, Any], model: str) -> str:
+def finetune_report(values: Values, model: str) -> str:
     """The whole page. `model`: the folder of the model, for whoever wants to try it."""
     best = next(run for run in values["runs"] if run["seed"] == values["seeds"]["best"])
     start = values["init"] if values["init_weights"] else f"{values['init']}, with random weights"
@@ -43,7 +41,7 @@ def finetune_report(values: Mapping[str, Any], model: str) -> str:
     return page.html()
 
 
-def file_report(values: Mapping[str, Any]) -> str:
+def file_report(values: Values) -> str:
     """The page about a finished model on a labelled file: `remask evaluate MODEL --test FILE`."""
     page = Page(f"Scores: {values['task']}", f"{values['model']} on {values['file']}")
     tiles = [Tile(f"{values['metrics'][values['metric']]:.3f}", values["metric"])]
@@ -57,13 +55,13 @@ def file_report(values: Mapping[str, Any]) -> str:
     return page.html()
 
 
-def _baseline_tile(values: Mapping[str, Any]) -> list[Tile]:
+def _baseline_tile(values: Values) -> list[Tile]:
     name, baseline = values["metric"], values["data"]["baseline"]
     least = values["data"].get("baseline_words", "always giving the same answer")
     return [Tile(f"{baseline[name]:.3f}", f"{name} of {least}")] if name in baseline else []
 
 
-def _scores(page: Page, values: Mapping[str, Any], result: Mapping[str, Any]) -> None:
+def _scores(page: Page, values: Values, result: Values) -> None:
     """Every metric with how sure it is and what needs no model; then what the seeds say together."""
     baseline, count = values["data"]["baseline"], values["data"].get("dev", values["data"].get("test", 0))
     rows = [
@@ -80,7 +78,7 @@ def _scores(page: Page, values: Mapping[str, Any], result: Mapping[str, Any]) ->
     page.table(["metric", "score", "lowest to highest, or 95 % interval", least], rows)
 
 
-def _behind_scores(page: Page, heading: str, result: Mapping[str, Any], labels: list[str]) -> None:
+def _behind_scores(page: Page, heading: str, result: Values, labels: list[str]) -> None:
     """What one evaluation has besides its metrics."""
     if "table" in result:
         _classes(page, heading, result["table"])
@@ -94,7 +92,7 @@ def _behind_scores(page: Page, heading: str, result: Mapping[str, Any], labels: 
         _mistakes(page, result["worst"], result.get("worst_by", "confidence"))
 
 
-def tasks_report(values: Mapping[str, Any]) -> str:
+def tasks_report(values: Values) -> str:
     """The page about several tasks over one encoder: each beside its score when trained alone, where that is known."""
     start = values["init"] if values["init_weights"] else f"{values['init']}, with random weights"
     page = Page("Fine-tuning: several tasks over one encoder", f"from {start}")
@@ -125,7 +123,7 @@ def tasks_report(values: Mapping[str, Any]) -> str:
     return page.html()
 
 
-def _tiles(values: Mapping[str, Any]) -> list[Tile]:
+def _tiles(values: Values) -> list[Tile]:
     spread, count = values["spread"][values["metric"]], values["seeds"]["count"]
     meaning = f"{values['metric']}, " + (f"median of {count} seeds" if count > 1 else "one seed")
     tiles = [Tile(f"{spread['median']:.3f}", meaning)]
@@ -136,7 +134,7 @@ def _tiles(values: Mapping[str, Any]) -> list[Tile]:
     return tiles
 
 
-def _classes(page: Page, heading: str, table: Mapping[str, Any]) -> None:
+def _classes(page: Page, heading: str, table: Values) -> None:
     """A bar for each class, the worst first; the numbers behind them in a table."""
     page.heading(heading)
     classes = sorted(table["classes"].items(), key=lambda item: (item[1]["f1"], item[0]))
@@ -167,7 +165,7 @@ def _confusion(page: Page, counts: list[list[int]], labels: list[str]) -> None:
         page.table(["times", "true", "said"], often)
 
 
-def _calibration(page: Page, calibration: Mapping[str, Any]) -> None:
+def _calibration(page: Page, calibration: Values) -> None:
     page.heading("Is it as sure as it is right?")
     width = 1 / len(calibration["bins"])
     bars = [
@@ -188,7 +186,7 @@ def _calibration(page: Page, calibration: Mapping[str, Any]) -> None:
     )
 
 
-def _map(page: Page, found: Mapping[str, Any]) -> None:
+def _map(page: Page, found: Values) -> None:
     page.heading("A map of the texts")
     points = [Point(p["x"], p["y"], p["label"], _short(p["text"])) for p in found["points"]]
     page.figure(
@@ -198,7 +196,7 @@ def _map(page: Page, found: Mapping[str, Any]) -> None:
     )
 
 
-def _mistakes(page: Page, worst: list[Mapping[str, Any]], by: str) -> None:
+def _mistakes(page: Page, worst: list[Values], by: str) -> None:
     page.heading("The mistakes it was surest of" if by == "confidence" else f"The worst mistakes, by {by}")
     rows = [[_short(m["text"]), m["label"], m["prediction"], m["confidence"]] for m in worst]
     page.table(["text", "label", "said", by], rows)

@@ -247,7 +247,7 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
         redirect_slashes=False,
     )
     for task, (kind, out, line) in TASKS.items():
-        answered: dict[str, Any] = {"model": out}
+        answered: Json = {"model": out}
         if "stream" in kind.model_fields:
             answered["content"] = {"text/event-stream": {"schema": _EVENT}}
         responses = {200: answered, **ERRORS}

@@ -17,6 +17,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from remask.schema import Json
 from remask.serve.guard import error_body
 from remask.serve.schemas import MAX_INPUTS, Classify, Embed, Pairs, Rank, Text, Texts, Word
 
@@ -67,7 +68,7 @@ class PredictIn(Lenient):
 
     inputs: Text | Annotated[list[PredictText], Field(min_length=1, max_length=MAX_INPUTS)]
     truncate: bool | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
     model: ModelId | None = None
 
 
@@ -78,7 +79,7 @@ class AnyIn(Lenient):
     normalize: bool | None = None
     truncate: bool | None = None
     prompt_name: Word | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: Json | None = None
 
 
 class CountedEmbed(Embed):
@@ -234,18 +235,18 @@ class ClientPaths:
         return await self.embed(wanted, request)
 
 
-def _labels(said: dict[str, Any], top: Any) -> list[dict[str, Any]]:
+def _labels(said: Json, top: Any) -> list[Json]:
     if said["label"] is None:  # a regression
         return [{"label": "score", "score": said["score"]}]
     found = sorted(({"label": name, "score": score} for name, score in said["scores"].items()), key=_by_score)
     return found[:top] if isinstance(top, int) and top > 0 else found
 
 
-def _by_score(one: dict[str, Any]) -> float:
+def _by_score(one: Json) -> float:
     return -one["score"]
 
 
-def add_client_paths(app: FastAPI, service: Any, errors: dict[int | str, dict[str, Any]]) -> None:
+def add_client_paths(app: FastAPI, service: Any, errors: dict[int | str, Json]) -> None:
     """The paths above, each in the server's counters under its own name."""
     paths = ClientPaths(service)
     table: tuple[tuple[str, Callable[..., Awaitable[Response]], type[BaseModel], Any, str], ...] = (

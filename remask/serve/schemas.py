@@ -276,7 +276,7 @@ class HitOut(BaseModel):
     text: str
     start: int
     place: str
-    fields: dict[str, Any]
+    fields: Json
     row: int
     before: str
     after: str

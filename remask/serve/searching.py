@@ -19,6 +19,7 @@ from remask.errors import DataError
 from remask.finding.encode import QUERY, prompt_name
 from remask.finding.index import STAGE, Hit, Index, Seeker, open_index
 from remask.finding.map import place_of
+from remask.schema import Json
 
 
 def opened(path: Path) -> Index | None:
@@ -45,7 +46,7 @@ def facts(index: Index) -> dict[str, int]:
     return {"passages": len(index), "documents": int(index.artifact.counts["documents"])}
 
 
-def ask(index: Index | None, model: Any, inputs: Sequence[str], options: dict[str, Any]) -> list[Any]:
+def ask(index: Index | None, model: Any, inputs: Sequence[str], options: Json) -> list[Any]:
     """The question of a piece: its queries' vectors."""
     if index is None:
         raise DataError("this model is no index; GET /v1/models lists those that can search")
@@ -53,26 +54,22 @@ def ask(index: Index | None, model: Any, inputs: Sequence[str], options: dict[st
     return [model.questions.embed(list(inputs), prompt=prompt, long_texts="cut")]
 
 
-def written(index: Index, model: Any, inputs: Sequence[str], options: dict[str, Any], said: list[Any]) -> list[bytes]:
+def written(index: Index, model: Any, inputs: Sequence[str], options: Json, said: list[Any]) -> list[bytes]:
     """What each query finds, as JSON."""
     seeker, vectors, top = Seeker(index, model, None), said[0], options["top_k"]
-    ways: dict[str, Any] = {"hits": options["by"]} | (
-        {"vectors": "vectors", "words": "words"} if options["lists"] else {}
-    )
+    ways: Json = {"hits": options["by"]} | ({"vectors": "vectors", "words": "words"} if options["lists"] else {})
     found = {name: seeker.found(inputs, vectors, by, top) for name, by in ways.items()}
     answers = []
     on_map = options["point"]
     for number, vector in enumerate(vectors):
-        one: dict[str, Any] = {
-            name: [_shown(index, hit, on_map) for hit in hits[number]] for name, hits in found.items()
-        }
+        one: Json = {name: [_shown(index, hit, on_map) for hit in hits[number]] for name, hits in found.items()}
         if on_map:
             one["point"] = place_of(index, vector)
         answers.append(orjson.dumps(one))
     return answers
 
 
-def _shown(index: Index, hit: Hit, on_map: bool) -> dict[str, Any]:
+def _shown(index: Index, hit: Hit, on_map: bool) -> Json:
     around = index.hit(hit.row, hit.score, around=True)
     values = replace(hit, before=around.before, after=around.after).to_json()
     return values | ({"point": place_of(index, index.vector(hit.row))} if on_map else {})

@@ -26,6 +26,7 @@ from remask import signals
 from remask.allocator import keep_few_kernels, keep_freed_memory
 from remask.answer.settings import Int8Settings, shown_int8
 from remask.errors import DataError, RemaskError, is_out_of_memory
+from remask.schema import Json
 from remask.serve import searching
 from remask.serve.settings import ServeSettings
 from remask.workers import die_with_parent
@@ -38,7 +39,7 @@ _SEARCH_S = 5.0  # one query over a large index on a slow disk
 _MAX_NUMBERS = 4_000_000  # of hidden states in one piece
 
 ErrorFacts = tuple[str, str]  # code and message
-Work = tuple[int, str, str, list[Any], dict[str, Any]]  # number, model (ID or ID@STEP), task, inputs, options
+Work = tuple[int, str, str, list[Any], Json]  # number, model (ID or ID@STEP), task, inputs, options
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Models:
             rates.append(2 * length / max(1e-9, costs.seconds([length] * 2)))
         return min(rates)
 
-    def facts(self, name: str) -> dict[str, Any]:
+    def facts(self, name: str) -> Json:
         """What /v1/models says about a model, but for its steps."""
         model = self._kept[name]
         settings, reader = model.settings, model.reader
@@ -280,7 +281,7 @@ def _counts(model: Any) -> tuple[int, int, int]:
 
 
 def ask(
-    model: Any, task: str, inputs: list[Any], options: dict[str, Any], say: Callable[[str], None] = lambda text: None
+    model: Any, task: str, inputs: list[Any], options: Json, say: Callable[[str], None] = lambda text: None
 ) -> list[Any]:
     """The questions that a piece is. `say` hears of the tokens of a text that is streamed."""
     questions = model.questions
@@ -315,7 +316,7 @@ def ask(
     return []
 
 
-def _ask_to_write(model: Any, inputs: list[Any], options: dict[str, Any], say: Callable[[str], None]) -> Any:
+def _ask_to_write(model: Any, inputs: list[Any], options: Json, say: Callable[[str], None]) -> Any:
     from remask.answer.questions import StreamedError, tell_text
     from remask.tasks.settings import DecodeChanges
 
@@ -332,7 +333,7 @@ def _ask_to_write(model: Any, inputs: list[Any], options: dict[str, Any], say: C
     return model.questions.write(inputs, changes, options["order"], options["long_texts"], on_step)
 
 
-def _drafts(model: Any, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[bytes]:
+def _drafts(model: Any, inputs: list[Any], options: Json, said: list[Any]) -> list[bytes]:
     found = []
     for text, one in zip(inputs, said, strict=True):
         here = {**vars(one)}
@@ -343,7 +344,7 @@ def _drafts(model: Any, inputs: list[Any], options: dict[str, Any], said: list[A
     return found
 
 
-def written(model: Any, task: str, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[bytes]:
+def written(model: Any, task: str, inputs: list[Any], options: Json, said: list[Any]) -> list[bytes]:
     """The answers of a piece as JSON, one for each input."""
     if task == "tokenize":
         return [_tokens(model, text) for text in inputs]
@@ -367,7 +368,7 @@ def _tokens(model: Any, text: str) -> bytes:
     return _json({"ids": one.ids, "tokens": one.tokens, "spans": one.spans, "bytes": _bytes(model, one.ids)})
 
 
-def _encoded(model: Any, inputs: list[Any], options: dict[str, Any], said: list[Any]) -> list[dict[str, Any]]:
+def _encoded(model: Any, inputs: list[Any], options: Json, said: list[Any]) -> list[Json]:
     from remask.answer.attention_maps import MAX_TOKENS
     from remask.answer.questions import TooLongError
 
@@ -379,7 +380,7 @@ def _encoded(model: Any, inputs: list[Any], options: dict[str, Any], said: list[
     found = []
     for item, one in zip(inputs, said, strict=True):
         names = [model.tokenizer.token_text(int(token)) for token in one.ids]
-        here: dict[str, Any] = {"ids": one.ids, "tokens": names, "bytes": _bytes(model, one.ids)}
+        here: Json = {"ids": one.ids, "tokens": names, "bytes": _bytes(model, one.ids)}
         if options["states"]:
             here["states"] = one.states
         if options["attentions"]:

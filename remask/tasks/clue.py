@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from remask.errors import DataError
+from remask.schema import Json
 from remask.tables import Cells, read_cells
 from remask.tasks.race import ChoiceQuestion
 
@@ -29,18 +29,18 @@ def clue_rows(name: str, rows: Iterator[Cells]) -> Iterator[Cells]:
             yield replace(cells, values={**cells.values, **values})
 
 
-def _csl(cells: Cells) -> dict[str, Any]:
+def _csl(cells: Cells) -> Json:
     words = cells.values.get("keyword")
     if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
         raise DataError(f"{cells.place}: `keyword` must be a list of words, not {str(words)[:60]!r}")
     return {"keyword": "，".join(words)}
 
 
-def _ocnli(cells: Cells) -> dict[str, Any] | None:
+def _ocnli(cells: Cells) -> Json | None:
     return None if cells.values.get("label") == "-" else {}
 
 
-def _cluewsc(cells: Cells) -> dict[str, Any]:
+def _cluewsc(cells: Cells) -> Json:
     text, target = cells.values.get("text"), cells.values.get("target")
     if not isinstance(text, str) or not isinstance(target, Mapping):
         raise DataError(f"{cells.place}: a CLUEWSC line has `text`, `target` (span1_text, span1_index, …) and `label`")
@@ -55,7 +55,7 @@ def _cluewsc(cells: Cells) -> dict[str, Any]:
     return {"text": text}
 
 
-ROWS: dict[str, Callable[[Cells], dict[str, Any] | None]] = {"csl": _csl, "ocnli": _ocnli, "cluewsc": _cluewsc}
+ROWS: dict[str, Callable[[Cells], Json | None]] = {"csl": _csl, "ocnli": _ocnli, "cluewsc": _cluewsc}
 
 
 def read_chid(path: Path) -> list[ChoiceQuestion]:

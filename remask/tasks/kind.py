@@ -134,7 +134,7 @@ class TaskKind(ABC, Generic[ItemT]):
     writes: ClassVar[bool] = False  # whether it answers with texts of its own, token by token
     averages: ClassVar[bool] = True  # whether several models' outputs have a mean
     baseline_words: ClassVar[str] = "always the same answer"  # what `baseline` scores
-    decode: ClassVar[Mapping[str, Any]] = {}  # writing: the DecodeSettings that it begins with
+    decode: ClassVar[Values] = {}  # writing: the DecodeSettings that it begins with
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -194,11 +194,11 @@ class TaskKind(ABC, Generic[ItemT]):
         """The kind for one vocabulary, where it depends on that."""
         return self
 
-    def stored(self) -> dict[str, Any]:
+    def stored(self) -> Json:
         """What task.json must hold for this kind to be the same again."""
         return {}
 
-    def restored(self, values: Mapping[str, Any]) -> TaskKind[ItemT]:
+    def restored(self, values: Values) -> TaskKind[ItemT]:
         """The kind as `stored` wrote it."""
         return self
 
@@ -274,7 +274,7 @@ class TaskKind(ABC, Generic[ItemT]):
     @abstractmethod
     def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...]) -> Json: ...
 
-    def tested(self, outputs: Sequence[Any], rows: Rows, items: Sequence[ItemT]) -> dict[str, Any]:
+    def tested(self, outputs: Sequence[Any], rows: Rows, items: Sequence[ItemT]) -> Json:
         """What else to say about a labelled file that is scored once and for all: tests that take their time."""
         return {}
 

@@ -8,13 +8,11 @@ the mathematics (schema.JointObjective). Ranks share the rows of one step. Not h
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from remask.data.order import key_of, permute
 from remask.errors import ConfigError
-from remask.schema import Batch, BatchSource
+from remask.schema import Batch, BatchSource, Json
 from remask.tasks.batches import collate, split_by_tokens
 from remask.tasks.retrieve import PairTable
 from remask.tasks.rows import Rows
@@ -49,10 +47,10 @@ class PairBatches(BatchSource):
         some = min(self._num_negatives, max(map(len, self._table.negatives_of_pair), default=0))
         return float(of_pairs + some * self._table.num_pairs * documents.mean()) / self.steps_per_epoch
 
-    def first_cursor(self) -> dict[str, Any]:
+    def first_cursor(self) -> Json:
         return {"epoch": 0, "step": 0}
 
-    def take(self, cursor: dict[str, Any]) -> tuple[list[Batch], dict[str, Any]]:
+    def take(self, cursor: Json) -> tuple[list[Batch], Json]:
         epoch, step = cursor["epoch"], cursor["step"]
         numbers = self.rows_of(epoch, step)[self._rank :: self._world_size]
         pieces = split_by_tokens(numbers, self._lengths, self._settings.micro_tokens)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remask.errors import ConfigError, DataError
-from remask.schema import Batch
+from remask.schema import Batch, Json, Values
 from remask.tasks.kind import Heads, Problem, Sums, TaskLoss, TaskSource, softmax
 from remask.tasks.patterns import TEXT2, Piece, Spelled, spell
 from remask.tasks.rows import Frame, Rows, cut
@@ -76,12 +76,12 @@ class Prompt(Classify):
     def bound(self, tokenizer: Tokenizer, labels: Sequence[str]) -> Prompt:
         return replace(self, spelled=spell(self.settings, labels, tokenizer))
 
-    def stored(self) -> dict[str, Any]:
+    def stored(self) -> Json:
         settings = {"patterns": self.settings.patterns, "words": self.settings.words}
         priors = None if self.priors_PW is None else self.priors_PW.tolist()
         return {**settings, "calibrate": self.settings.calibrate, "priors": priors}
 
-    def restored(self, values: Mapping[str, Any]) -> Prompt:
+    def restored(self, values: Values) -> Prompt:
         settings = PromptSettings(
             patterns=tuple(values["patterns"]),
             words={label: tuple(words) for label, words in values["words"].items()},

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from remask.errors import ConfigError, DataError
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.tables import Cells, read_cells, require_columns
 from remask.tasks import ranking_scores
 from remask.tasks.glue import cut_by_group
@@ -229,7 +229,7 @@ class Retrieve(TaskKind[TextPair]):
         return self.problem(source.task, train, dev, notes, {"dropped": dict(dropped)})
 
     def problem(
-        self, task: str, train: Sequence[TextPair], dev: Sequence[TextPair], notes: Sequence[str], facts: dict[str, Any]
+        self, task: str, train: Sequence[TextPair], dev: Sequence[TextPair], notes: Sequence[str], facts: Json
     ) -> Problem[TextPair]:
         """Pairs to train on and to score."""
         queries, documents, _ = _sides(dev)
@@ -302,9 +302,7 @@ class Retrieve(TaskKind[TextPair]):
             num_cut=sum(len(ids) > room for ids in encoded),
         )
 
-    def _score(
-        self, outputs: Sequence[Array], rows: Rows, items: Sequence[TextPair], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def _score(self, outputs: Sequence[Array], rows: Rows, items: Sequence[TextPair], labels: tuple[str, ...]) -> Json:
         queries, documents, relevant = _sides(items)
         vectors_NE = np.stack(outputs).astype(np.float32)
         values = self._values(vectors_NE, len(queries), relevant)
@@ -325,7 +323,7 @@ class Retrieve(TaskKind[TextPair]):
 
     def _misses(
         self, vectors_NE: Array, queries: Sequence[str], documents: Sequence[str], relevant: Sequence[dict[int, float]]
-    ) -> dict[str, Any]:
+    ) -> Json:
         """Queries for which a wrong document was surest to be nearer than the right one."""
         unit_NE = _unit(vectors_NE)
         scores_QD = unit_NE[: len(queries)] @ unit_NE[len(queries) :].T
@@ -344,7 +342,7 @@ class Retrieve(TaskKind[TextPair]):
     ) -> list[Record]:
         raise ConfigError(ONLY_VECTORS)
 
-    def named(self, answer: Any, item: TextPair) -> dict[str, Any]:
+    def named(self, answer: Any, item: TextPair) -> Json:
         raise ConfigError(ONLY_VECTORS)
 
     def mean_outputs(self, models: Sequence[Sequence[Array]], rows: Rows) -> list[Array]:

@@ -11,7 +11,8 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
+
+from remask.schema import Json
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b", re.UNICODE)
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -50,7 +51,7 @@ def score_answers(
     null_odds: Sequence[float] | None = None,
     exact: Measure = exact,
     f1: Measure = f1,
-) -> dict[str, Any]:
+) -> Json:
     """Means over questions. With `null_odds` (2.0) a text counts as empty where its odds are above 0."""
     wanted = [golds(answers) for answers in gold]
     raw = [
@@ -62,7 +63,7 @@ def score_answers(
     has_answer = [goals != [""] for goals in wanted]
     empty = [(float(not has), float(not has)) for has in has_answer]
     final = [e if odds > 0 else r for r, e, odds in zip(raw, empty, null_odds, strict=True)]
-    result: dict[str, Any] = {"f1": _mean([r[1] for r in final]), "exact": _mean([r[0] for r in final])}
+    result: Json = {"f1": _mean([r[1] for r in final]), "exact": _mean([r[0] for r in final])}
     for name, side in (("answerable", True), ("unanswerable", False)):
         part = [r for r, has in zip(final, has_answer, strict=True) if has == side]
         if part:

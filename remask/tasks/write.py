@@ -20,7 +20,7 @@ import numpy as np
 
 from remask.errors import ConfigError, DataError
 from remask.progress import counted
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.tables import Cells, read_cells, require_columns
 from remask.tasks import write_scores
 from remask.tasks.glue import cut_by_group
@@ -67,7 +67,7 @@ class Write(TaskKind[Passage]):
     writes, averages = True, False
     rouge: ClassVar[bool] = False
     between: ClassVar[str] = " "  # of a source that is a list
-    decode: ClassVar[dict[str, Any]] = {}
+    decode: ClassVar[Json] = {}
 
     # ------------------------------------------------------------------------------------------------ reading
 
@@ -210,7 +210,7 @@ class Write(TaskKind[Passage]):
             for draft, written in zip(outputs, rows.origins, strict=True)
         ]
 
-    def named(self, answer: Written, item: Passage) -> dict[str, Any]:
+    def named(self, answer: Written, item: Passage) -> Json:
         return {"written": answer.text, "score": rounded(answer.score), "finished": answer.finished}
 
     def mean_outputs(self, models: Sequence[Sequence[Array]], rows: Rows) -> list[Array]:
@@ -218,17 +218,13 @@ class Write(TaskKind[Passage]):
 
     # ------------------------------------------------------------------------------------------------ measures
 
-    def score(
-        self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def score(self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage], labels: tuple[str, ...]) -> Json:
         broken = sum(not math.isfinite(draft.nats) for draft in outputs if draft.nats is not None)
         if broken:
             raise DataError(f"the model's outputs are no numbers (NaN) for {broken:,} of {len(outputs):,} rows")
         return self._score(outputs, rows, items, labels)
 
-    def _score(
-        self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage], labels: tuple[str, ...]
-    ) -> dict[str, Any]:
+    def _score(self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage], labels: tuple[str, ...]) -> Json:
         texts = [text_from(draft, written) for draft, written in zip(outputs, rows.origins, strict=True)]
         measures, signatures = self.measures(texts, [item.references for item in items])
         if rows.labels is not None and outputs[0].nats is not None:
@@ -243,7 +239,7 @@ class Write(TaskKind[Passage]):
             **self.worst(worst, items, "chrF"),
         }
 
-    def tested(self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage]) -> dict[str, Any]:
+    def tested(self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage]) -> Json:
         texts = [text_from(draft, written) for draft, written in zip(outputs, rows.origins, strict=True)]
         simple, references = [item.simple for item in items], [item.references for item in items]
         return {"p_against_simple": write_scores.paired_bootstrap(texts, simple, references)}
@@ -266,7 +262,7 @@ class Translate(Write):
     """A text in another language."""
 
     name, metric = "translate", "bleu"
-    decode: ClassVar[dict[str, Any]] = {"beams": 4}
+    decode: ClassVar[Json] = {"beams": 4}
 
     def fits(self, heads: Heads) -> bool:
         return False  # a decoder alone does not say what it was taught: it is asked to `write`
@@ -278,7 +274,7 @@ class Summarise(Translate):
     name, metric = "summarise", "rouge_l"
     baseline_words = "the first sentence"
     rouge = True
-    decode: ClassVar[dict[str, Any]] = {"beams": 4, "no_repeat": 3}
+    decode: ClassVar[Json] = {"beams": 4, "no_repeat": 3}
 
     def simple(self, parts: Sequence[str]) -> str:
         """The first sentence."""
@@ -292,7 +288,7 @@ class Reply(Translate):
     name, metric = "reply", "likelihood"
     baseline_words = "the last turn again"
     between = "\n"
-    decode: ClassVar[dict[str, Any]] = {"beams": 4, "no_repeat": 3}
+    decode: ClassVar[Json] = {"beams": 4, "no_repeat": 3}
 
     def _needed(self, cells: Cells, table: TableSettings) -> list[str]:
         if table.target not in cells.values and isinstance(cells.values.get(table.source), list):

@@ -23,7 +23,7 @@ from remask import signals
 from remask.artifacts import Artifact, output_errors
 from remask.errors import ConfigError, Stopped
 from remask.precision import Precision, choose_device, choose_precision, products_per_second
-from remask.schema import Batch, JointObjective, Loss
+from remask.schema import Batch, JointObjective, Json, Loss, Values
 from remask.train import checkpoint, slices
 from remask.train.distributed import World, peers
 from remask.train.guard import StepGuard
@@ -250,7 +250,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------- to and from the disk
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         """What decides the next step besides the tensors."""
         return {
             "step": self.step,
@@ -260,7 +260,7 @@ class Session:
             "metric_names": sorted(self._metric_names),
         }
 
-    def load(self, saved: Artifact, state: Mapping[str, Any]) -> None:
+    def load(self, saved: Artifact, state: Values) -> None:
         """Tensors and numbers as they were when the checkpoint was saved."""
         stored = slices.Stored.of(saved)
         slices.load_model(self.model, stored, slices.WEIGHTS, self.shards)

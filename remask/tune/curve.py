@@ -9,7 +9,7 @@ nothing is chosen by the dev file. Killed, the same command goes on. Not here: w
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from remask.data.order import key_of, permute
 from remask.errors import ConfigError
 from remask.progress import Progress
 from remask.reports.curve_report import curve_report
+from remask.schema import Json, Values
 from remask.tasks import metrics
 from remask.tasks.kind import Problem
 from remask.tasks.prompts import Prompt
@@ -40,7 +41,7 @@ Cell = Callable[[int, list[Example]], dict[str, float]]  # (seed, examples) -> m
 
 def tune_curve(
     tune: Tune, run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()
-) -> dict[str, Any]:
+) -> Json:
     """Every method with every number of labels, over the seeds."""
     problem = opened(run)
     if not isinstance(problem.kind, Classify):
@@ -99,7 +100,7 @@ class _Curve:
         self._table = plain_table(run, problem)
         self._vectors: dict[tuple[str, ...], np.ndarray] = {}
 
-    def rows(self, size: int, seeds: range) -> list[dict[str, Any]]:
+    def rows(self, size: int, seeds: range) -> list[Json]:
         """A row for each method: its scores with so many labels."""
         prompted = self._run.task == "prompt"
         methods: dict[str, Cell] = {"prompt": self._prompt} if prompted else {}
@@ -122,7 +123,7 @@ class _Curve:
     def _finetune(self, seed: int, examples: list[Example]) -> dict[str, float]:
         return self._trained("finetune", seed, examples, {"task": "pair" if self._table.text2 else "classify"})
 
-    def _trained(self, method: str, seed: int, examples: list[Example], changes: Mapping[str, Any]) -> dict[str, float]:
+    def _trained(self, method: str, seed: int, examples: list[Example], changes: Values) -> dict[str, float]:
         size = len(examples)
         data = self._out / f"labels-{size}" / f"seed-{seed}"
         files = data / "train.jsonl", self._out / "dev.jsonl"
@@ -189,7 +190,7 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
 
 
-def render(values: Mapping[str, Any]) -> str:
+def render(values: Values) -> str:
     """A line for each number of labels, a column for each method."""
     methods = list(dict.fromkeys(row["method"] for row in values["curve"]))
     found = {(row["labels"], row["method"]): row["spread"] for row in values["curve"]}

@@ -6,14 +6,14 @@ that is there already is left as it is: it was made of the same examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import orjson
 
 from remask import artifacts
 from remask.config import fingerprint
+from remask.schema import Json, Values
 from remask.tasks.kind import Problem, TaskSource
 from remask.tasks.kinds import open_problem
 from remask.tasks.settings import TableSettings
@@ -39,7 +39,7 @@ def write_examples(path: Path, examples: Sequence[Example], table: TableSettings
     columns = [table.text, *([table.text2] if table.text2 else [])]
     lines = []
     for example in examples:
-        row: dict[str, Any] = dict(zip(columns, example.texts, strict=True))
+        row: Json = dict(zip(columns, example.texts, strict=True))
         lines.append(orjson.dumps(row if example.label is None else {**row, table.label: example.label}))
     artifacts.write_bytes(path, b"\n".join(lines) + b"\n")
 
@@ -52,7 +52,7 @@ def plain_table(run: FinetuneRun, problem: Problem) -> TableSettings:
 
 
 def reading(
-    run: FinetuneRun, train: Path, dev: Path, table: TableSettings, changes: Mapping[str, Any] | None = None
+    run: FinetuneRun, train: Path, dev: Path, table: TableSettings, changes: Values | None = None
 ) -> FinetuneRun:
     """The run on these files; every other setting stays as it is, but for the changes."""
     task = run.task if run.task not in TASKS else "pair" if table.text2 else "classify"

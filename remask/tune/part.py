@@ -18,6 +18,7 @@ from remask import artifacts
 from remask.config import dump, fingerprint
 from remask.errors import ConfigError
 from remask.progress import Progress, counted
+from remask.schema import Json, Values
 from remask.tasks.kind import Problem
 from remask.tasks.kinds import TASK_JSON, StoredTask, kind_of
 from remask.tasks.retrieve import Retrieve
@@ -87,7 +88,7 @@ class Part:
         weight = 0.0 if ration is None else ration.settings.orthogonality
         return TaskObjective(kind, seed, kind.plan_loss(self.problem, loss, network.head_settings), loss, weight)
 
-    def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
+    def score(self, network: Network, check: Callable[[], None]) -> Json:
         """Metrics on the dev rows, the tables behind them, and the value that chooses between models."""
         problem = self.problem
         outputs = self.outputs(network, check)
@@ -179,7 +180,7 @@ def head_settings(run: FinetuneRun, start: Start, problem: Problem) -> HeadSetti
     embeds = problem.kind.method == "embed"  # a vector of its own, as the model was made to give
     if run.pooling == "model" and not embeds and had.masked_lm and not (had.sentence or had.num_classes or had.choice):
         pooling = "first"  # the mean of a masked LM is for embeddings; a head is put where the papers put it
-    values: dict[str, Any] = {**problem.kind.head(problem), "pooling": pooling}
+    values: Json = {**problem.kind.head(problem), "pooling": pooling}
     if problem.kind.writes:
         values["writer"] = writer_settings(run, start)
     return HeadSettings.model_validate(values)
@@ -248,7 +249,7 @@ def writing_network(network: Network, heads: HeadSettings, settings: ModelSettin
 def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
     """The model's own, with the run's dropout (a pretraining that reads nothing twice needs none, a small task does)
     and what `learn` puts beside the encoder."""
-    changes: dict[str, Any] = {}
+    changes: Json = {}
     if run.dropout is not None:
         changes = dict.fromkeys(("dropout", "attention_dropout", "head_dropout"), run.dropout)
     if run.learn == "bottleneck":
@@ -260,7 +261,7 @@ def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:
     return settings.model_copy(update=changes)
 
 
-def _prefix_settings(length: int, settings: ModelSettings) -> dict[str, Any]:
+def _prefix_settings(length: int, settings: ModelSettings) -> Json:
     """The prefix takes the first positions, as in transformers and peft; the position table stays as it is."""
     if settings.attention_kind != "full":
         kind = settings.attention_kind
@@ -335,9 +336,9 @@ def publish_model(folder: Path, network: Network, run: FinetuneRun, start: Start
 
 def copy_model(source: Path, target: Path, extra: Mapping[str, bytes] | None = None) -> None:
     """A published model under another name, with more files, whole or not at all."""
-    manifest: Mapping[str, Any] = artifacts.open_artifact(source, "model").manifest
+    manifest: Values = artifacts.open_artifact(source, "model").manifest
 
-    def fill(aside: Path) -> Mapping[str, Any]:
+    def fill(aside: Path) -> Values:
         for name in manifest["files"]:
             (aside / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, aside / name)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from remask.config import dump, to_yaml
 from remask.data.order import key_of
 from remask.errors import GaveUpError, UnavailableError, UsageError, install_command
 from remask.progress import Progress
+from remask.schema import Json, Values
 from remask.tune.finetune import finetune
 from remask.tune.part import drop_weights, open_start
 from remask.tune.seed import Report, train_settings
@@ -44,7 +45,7 @@ class _Pruned(Exception):
 # ---------------------------------------------------------------------------------------------------- the search
 
 
-def search(run: TuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> dict[str, Any]:
+def search(run: TuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> Json:
     """Trials until there are as many as asked for; then best.yaml and results.json."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("tune runs in one process; give each trial's fine-tuning more ranks with finetune instead")
@@ -78,7 +79,7 @@ def _spaces(run: TuneRun, optuna: Any) -> dict[str, optuna.distributions.BaseDis
     if rates is None:
         recipe = train_settings(run, open_start(run).loaded.settings.hidden_size, 1).learning_rate
         rates = (recipe / AROUND, recipe * AROUND)
-    spaces: dict[str, Any] = {}
+    spaces: Json = {}
     if len(set(rates)) > 1:
         spaces["lr"] = made.FloatDistribution(rates[0], rates[1], log=True)
     for name in ("batch", "epochs"):
@@ -109,7 +110,7 @@ def _study(run: TuneRun, out: Path, optuna: Any) -> optuna.Study:
     )
 
 
-def _next_trial(study: optuna.Study, spaces: Mapping[str, Any], run: TuneRun, optuna: Any) -> optuna.Trial | None:
+def _next_trial(study: optuna.Study, spaces: Values, run: TuneRun, optuna: Any) -> optuna.Trial | None:
     """The trial that a kill cut short, or a new one; None where there are enough."""
     states = optuna.trial.TrialState
     open_ones = study.get_trials(states=(states.RUNNING,))
@@ -130,7 +131,7 @@ def _next_trial(study: optuna.Study, spaces: Mapping[str, Any], run: TuneRun, op
     return trial
 
 
-def _proposed(study: optuna.Study, spaces: Mapping[str, Any], run: TuneRun, optuna: Any) -> dict[str, Any]:
+def _proposed(study: optuna.Study, spaces: Values, run: TuneRun, optuna: Any) -> Json:
     """The next values, from a sampler that knows the finished trials and has a seed of its own: no state to keep."""
     seed = key_of("search", run.seed, len(study.trials)) & 0x7FFF_FFFF
     if run.search.sampler == "random":
@@ -153,7 +154,7 @@ def _fixed(run: TuneRun) -> FinetuneRun:
 
 
 def _proposals(
-    study: optuna.Study, spaces: Mapping[str, Any], run: TuneRun, out: Path, progress: Progress, optuna: Any
+    study: optuna.Study, spaces: Values, run: TuneRun, out: Path, progress: Progress, optuna: Any
 ) -> Iterator[Trial]:
     """Trials one after the other; optuna hears how each ended before it proposes the next."""
     while (trial := _next_trial(study, spaces, run, optuna)) is not None:
@@ -205,7 +206,7 @@ def _best(study: optuna.Study, optuna: Any) -> optuna.trial.FrozenTrial | None:
 # ------------------------------------------------------------------------------------------------------- results
 
 
-def _results(study: optuna.Study, run: TuneRun, out: Path, optuna: Any) -> dict[str, Any]:
+def _results(study: optuna.Study, run: TuneRun, out: Path, optuna: Any) -> Json:
     best = _best(study, optuna)
     if best is None:
         raise GaveUpError(f"{out}: no trial came to its end; lower learning rates (search.lr) may help")
@@ -236,7 +237,7 @@ def _results(study: optuna.Study, run: TuneRun, out: Path, optuna: Any) -> dict[
     return values
 
 
-def render(values: Mapping[str, Any]) -> str:
+def render(values: Values) -> str:
     """The table of trials, best first, and how to go on."""
     rows = sorted(values["trials"], key=lambda row: (row["score"] is None, -(row["score"] or 0), row["trial"]))
     names = [name for name in rows[0] if name not in ("trial", "state", "score", "seconds")]

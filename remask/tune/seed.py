@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,7 @@ from remask import artifacts, signals
 from remask.config import dump
 from remask.errors import Stopped
 from remask.progress import Progress, duration
+from remask.schema import Json, Values
 from remask.tasks.kinds import kind_of
 from remask.train.settings import TrainSettings
 from remask.tune.settings import FinetuneRun
@@ -45,7 +46,7 @@ class Trainable(Protocol):
     def run(self) -> FinetuneRun: ...
 
     @property
-    def identity(self) -> Mapping[str, Any]: ...
+    def identity(self) -> Values: ...
 
     @property
     def width(self) -> int: ...
@@ -62,7 +63,7 @@ class Trainable(Protocol):
         """What a checkpoint holds besides weights."""
         ...
 
-    def score(self, network: Any, check: Callable[[], None]) -> dict[str, Any]:
+    def score(self, network: Any, check: Callable[[], None]) -> Json:
         """`metrics` by name, `score` (which chooses between models) and the tables behind them. `check` is called
         between batches and may raise Stopped."""
         ...
@@ -71,14 +72,14 @@ class Trainable(Protocol):
         """Put the best weights so far on the disk."""
         ...
 
-    def words(self, result: Mapping[str, Any]) -> str:
+    def words(self, result: Values) -> str:
         """A result in a few words."""
         ...
 
 
 def one_seed(
     setup: Trainable, folder: Path, seed: int, progress: Progress, world: Any, report: Report | None = None
-) -> dict[str, Any]:
+) -> Json:
     """Train one seed, keep its best evaluation's weights; gives that evaluation."""
     from remask.train.job import Job
     from remask.train.loop import train
@@ -111,7 +112,7 @@ def one_seed(
         train(training)
     if training.is_enough:
         progress.say(f"  no better score in {run.patience} evaluations: seed {seed} ends")
-    result: dict[str, Any] = {
+    result: Json = {
         "seed": seed,
         **watch.best,
         "history": watch.history,
@@ -154,8 +155,8 @@ class Watch:
 
     def __init__(self, setup: Trainable, folder: Path, world: Any, report: Report | None = None) -> None:
         self._setup, self._folder, self._world, self._report = setup, folder, world, report
-        self.history: list[dict[str, Any]] = []
-        self.best: dict[str, Any] = {}
+        self.history: list[Json] = []
+        self.best: Json = {}
 
     def restore(self) -> None:
         """After a stop: evaluations up to the checkpoint that the loop goes on from count, later ones come again."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remask import artifacts
 from remask.config import dump
 from remask.progress import Progress
 from remask.reports.task_report import finetune_report
+from remask.schema import Json, Values
 from remask.tasks.card import CARD_JSON, task_card
 from remask.tasks.kind import Problem
 from remask.tasks.kinds import TASK_JSON
@@ -48,7 +49,7 @@ class SingleTask:
     part: Part
 
     @property
-    def identity(self) -> Mapping[str, Any]:
+    def identity(self) -> Values:
         return {
             "run": dump(self.run) | {"seeds": None, "seed": None},
             "init": self.start.fingerprint,
@@ -83,23 +84,23 @@ class SingleTask:
         own = {**tokenizer_files(self.start), TASK_JSON: self.part.stored.to_json()}
         return model_files(network.settings, network.head_settings, None, labels, self.run.updates) | own
 
-    def score(self, network: Network, check: Callable[[], None]) -> dict[str, Any]:
+    def score(self, network: Network, check: Callable[[], None]) -> Json:
         return self.part.score(network, check)
 
     def keep(self, folder: Path, network: Network) -> None:
         publish_model(folder, network, self.run, self.start, self.part)
 
-    def words(self, result: Mapping[str, Any]) -> str:
+    def words(self, result: Values) -> str:
         return f"{self.problem.metric} {result['score']:.4f}"
 
     # ----------------------------------------------------------------------------------------------- results
 
-    def summary(self, results: Results) -> dict[str, Any]:
+    def summary(self, results: Results) -> Json:
         values = summarise(self.part, results)
         score = values["metrics"][values["metric"]]
         return {**values, "score": score, "seeds": seeds_of(results), **start_of(self.run, results)}
 
-    def publish(self, out: Path, values: dict[str, Any]) -> dict[str, Any]:
+    def publish(self, out: Path, values: Json) -> Json:
         """The best seed's model with its card, the ensemble's score and the report."""
         values = {**values, **self._ensemble(out, values["seeds"]["seeds"])}
         card = json.dumps(task_card(values, dump(self.run)), indent=1, ensure_ascii=False).encode()
@@ -108,7 +109,7 @@ class SingleTask:
         artifacts.write_bytes(out / "report.html", finetune_report(shown, str(out)).encode())
         return {**values, "model": str(out / "model")}
 
-    def _map(self, model: Path) -> dict[str, Any]:
+    def _map(self, model: Path) -> Json:
         """Where the published model sees the dev texts, for the report of a task that classifies single texts."""
         from remask.tasks.plane import plane
 
@@ -124,7 +125,7 @@ class SingleTask:
         ]
         return {"map": {"points": points, "shown": share}}
 
-    def _ensemble(self, out: Path, seeds: Sequence[int]) -> dict[str, Any]:
+    def _ensemble(self, out: Path, seeds: Sequence[int]) -> Json:
         """What the models of all seeds say together about the dev file, where and as they were trained."""
         if len(seeds) < 2 or not self.problem.kind.averages:
             return {}
@@ -153,7 +154,7 @@ def prepare(run: FinetuneRun, progress: Progress) -> SingleTask:
 
 def tune_single(
     run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = (), report: Report | None = None
-) -> dict[str, Any]:
+) -> Json:
     """All seeds of one task."""
     task = prepare(run, progress)
     return run_seeds(task, out, task.summary, task.publish, progress, allow_change, report)

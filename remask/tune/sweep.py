@@ -15,19 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from remask import artifacts
 from remask.config import dump
 from remask.progress import Progress
+from remask.schema import Json, Values
 from remask.tune.part import copy_model, drop_weights
 from remask.tune.seed import Report
 from remask.tune.seeds import same_run
 from remask.tune.settings import FinetuneRun
 from remask.workers import is_first_rank
 
-Tune = Callable[..., dict[str, Any]]  # finetune.finetune: a run and a folder -> its results
-Outcome = dict[str, Any] | Exception
+Tune = Callable[..., Json]  # finetune.finetune: a run and a folder -> its results
+Outcome = Json | Exception
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def sweep(
     progress: Progress,
     allow_change: Sequence[str] = (),
     may_fail: tuple[type[Exception], ...] = (),
-) -> list[tuple[Trial, dict[str, Any]]]:
+) -> list[tuple[Trial, Json]]:
     """Every trial that came to its end, with its results, in their order."""
-    finished: list[tuple[Trial, dict[str, Any]]] = []
+    finished: list[tuple[Trial, Json]] = []
     for trial in trials:
         progress.say(f"{trial.name}:")
         try:
@@ -73,9 +73,7 @@ def sweep(
 # ------------------------------------------------------------------------------------------------------- a grid
 
 
-def tune_grid(
-    tune: Tune, run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()
-) -> dict[str, Any]:
+def tune_grid(tune: Tune, run: FinetuneRun, out: Path, *, progress: Progress, allow_change: Sequence[str] = ()) -> Json:
     """Every combination of the run's grid, then the best one's results with the table of all."""
     from remask.train.distributed import joined
 
@@ -109,12 +107,12 @@ def _combinations(run: FinetuneRun, out: Path) -> Iterator[Trial]:
         yield Trial(values, out / "grid" / name)
 
 
-def _row(values: Mapping[str, Any], result: Mapping[str, Any], best: bool) -> dict[str, Any]:
+def _row(values: Values, result: Values, best: bool) -> Json:
     spread = result["mean"] if "tasks" in result else result["spread"][result["metric"]]
     return {**values, "score": result["score"], "low": spread["low"], "high": spread["high"], "best": best}
 
 
-def publish(result: dict[str, Any], out: Path, source: Path) -> dict[str, Any]:
+def publish(result: Json, out: Path, source: Path) -> Json:
     """One of several runs as the result: its models and report under OUT's own names."""
     if "tasks" in result:
         tasks = {}
@@ -131,7 +129,7 @@ def publish(result: dict[str, Any], out: Path, source: Path) -> dict[str, Any]:
     return result
 
 
-def render(values: Mapping[str, Any]) -> str:
+def render(values: Values) -> str:
     """The table of what was tried."""
     rows = values["grid"]
     names = [name for name in rows[0] if name not in ("score", "low", "high", "best")]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 from remask import artifacts
 from remask.config import dump
 from remask.errors import ConfigError, DataError, MissingInputError
 from remask.progress import Progress, counted
+from remask.schema import Json
 from remask.tasks.kind import Problem
 from remask.tasks.tables import Example, read_table
 from remask.tasks.texts import Classify
@@ -28,7 +28,7 @@ from remask.workers import is_first_rank
 
 def tune_unlabelled(
     tune: Tune, run: FinetuneRun, out: Path, *, progress: Progress, allow_change: tuple[str, ...] = ()
-) -> dict[str, Any]:
+) -> Json:
     """The first model, what it teaches, the second model."""
     texts, problem = _texts(run), opened(run)
     plain = run.model_copy(update={"unlabelled": UnlabelledSettings()})
