@@ -37,7 +37,8 @@ EXTRAS = {
     "tensorboard": ("tensorboard", "train.trackers=[tensorboard]"),
     "wandb": ("wandb", "train.trackers=[wandb]"),
     "mlflow": ("mlflow", "train.trackers=[mlflow]"),
-    "zh": ("rjieba", "tokenizer.words=jieba: Chinese words in masks"),
+    "write": ("sacrebleu", "BLEU, chrF and ROUGE of the tasks that write"),
+    "zh": ("rjieba", "tokenizer.words=jieba: Chinese words in masks; text.cleaning.chinese: folding"),
     "test": ("pytest", "the tests; make test installs it"),
     "bench": ("openvino", "the speed table; make bench installs it"),
 }

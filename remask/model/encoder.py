@@ -316,11 +316,18 @@ class Ffn(SubLayer):
         approximate = ACTIVATIONS[self.settings.activation]
         x_TF = self.up(x_TD)
         if self.settings.ffn == "plain":
-            if torch.is_grad_enabled() and type(self.down) is nn.Linear and not torch.compiler.is_compiling():
+            if self._forgets_gelu():
                 return _GeluLinear.apply(x_TF, self.down.weight, self.down.bias, approximate)
             return self.down(F.gelu(x_TF, approximate=approximate))
         x_TF, gate_TF = x_TF.chunk(2, dim=-1)
         return self.down(F.gelu(x_TF, approximate=approximate) * gate_TF)
+
+    def _forgets_gelu(self) -> bool:
+        """Whether GELU's output is computed again in the backward pass. Where layers share a matrix, autocast adds up the
+        gradients of all its uses in bf16, which only the plain operations do."""
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        return type(self.down) is nn.Linear and self.settings.sharing in ("none", "attention")
 
 
 class _GeluLinear(torch.autograd.Function):

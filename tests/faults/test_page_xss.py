@@ -23,7 +23,7 @@ FOREIGN = """([own, runs]) => [...document.body.querySelectorAll("*")].filter((e
   !own.includes(element.localName)
   || [...element.attributes].some(({ name }) => name.startsWith("on") || runs.includes(name))
   || (element.hasAttribute("src") && element.getAttribute("src") !== "icon.svg")
-  || (element.hasAttribute("href") && !["#main", "openapi.json"].includes(element.getAttribute("href")))
+  || (element.hasAttribute("href") && !["#main", "docs", "openapi.json"].includes(element.getAttribute("href")))
 ).map((element) => element.outerHTML.slice(0, 200))"""
 SHOWN = "[role=tabpanel]:not([hidden]) .results"
 

@@ -314,7 +314,7 @@ def test_what_is_missing_is_said_before_anything_is_trained(task_model: Path, tm
             evaluate(EvaluateRun(model=str(model), **values), tmp_path / "o", progress=Progress(quiet=True))
 
     data = write_cola(tmp_path / "glue").parent
-    run(ConfigError, "'glu' is not one of glue, glue:cola", tasks=("glu",), data=str(tmp_path))
+    run(ConfigError, "'glu' is not one of glue, clue, glue:cola", tasks=("glu",), data=str(tmp_path))
     run(UsageError, "--tasks is needed", data=str(tmp_path))
     run(MissingInputError, "none of train.tsv", tasks=("glue:cola", "glue:rte"), data=str(data))
     run(MissingInputError, "no BLiMP files", tasks=("glue:cola", "blimp"), data=str(data))

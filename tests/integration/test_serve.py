@@ -165,7 +165,7 @@ def test_models_say_what_they_can_do(served: Served) -> None:
     found = {one["id"]: one for one in said["models"]}
     assert list(found) == ["mine", "classes", "names", "spans", "run"]
     assert [one["default"] for one in found.values()] == [True, False, False, False, False]
-    assert found["mine"]["tasks"] == ["fill-mask", "prompt", "embed", "rank", "encode", "tokenize"]
+    assert found["mine"]["tasks"] == ["fill-mask", "prompt", "write", "embed", "rank", "encode", "tokenize"]
     assert found["classes"]["tasks"][:2] == ["classify", "pairs"]
     assert found["classes"]["labels"] == ["neg", "pos"]
     assert [found[name]["kind"] for name in found] == [None, "classify", "tags", "spans", None]

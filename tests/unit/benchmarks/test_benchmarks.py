@@ -122,7 +122,7 @@ def test_verdicts_and_the_table(script: Any) -> None:
 
 def test_every_command_has_its_script_and_every_script_its_command(script: Any) -> None:
     scripts = {path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_")}
-    without_peer = {"quality", "monitor", "ways"}
+    without_peer = {"quality", "monitor", "overlap", "ways"}
     assert {command.script for command in script("_claims").COMMANDS} == scripts - without_peer
 
 
