@@ -323,8 +323,8 @@ class Ffn(SubLayer):
         return self.down(F.gelu(x_TF, approximate=approximate) * gate_TF)
 
     def _forgets_gelu(self) -> bool:
-        """Whether GELU's output is computed again in the backward pass. Where layers share a matrix, autocast adds up the
-        gradients of all its uses in bf16, which only the plain operations do."""
+        """Whether GELU's output is computed again in the backward pass. Where layers share a matrix, autocast adds the
+        gradients of all its uses up in bf16, which only the plain operations do."""
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():
             return False
         return type(self.down) is nn.Linear and self.settings.sharing in ("none", "attention")
