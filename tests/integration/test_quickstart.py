@@ -18,7 +18,8 @@ from remask.model.store import find_model
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ["--set", "steps=6", "--set", "vocab_size=500", "--set", "preset=roberta_tiny", "--set", "seeds=1"]
 TINY += ["--set", "task_epochs=1", "--set", "task_passages=160", "--set", "heldout_fraction=0.2"]
-
+# One thread: two crawl beside another test.
+ENVIRONMENT = {**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
 
 FEW = """The river froze early that year.
 Nobody had repaired the mill since spring.
@@ -31,7 +32,7 @@ Three boats came back without nets.
 
 def quickstart(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "remask", "quickstart", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**os.environ, "NO_COLOR": "1"})
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT)
 
 
 @pytest.fixture(scope="module")
