@@ -136,7 +136,7 @@ def test_stopped_anywhere_the_same_command_ends_with_the_same_model(
     finished: Path, texts: Path, tmp_path: Path, stage: str, how: signal.Signals
 ) -> None:
     command = [sys.executable, "-m", "remask", "quickstart", str(texts), "--out", str(tmp_path / "out"), *TINY]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as child:
         assert child.stderr is not None
         for line in child.stderr:
             if line.startswith(stage):
