@@ -26,6 +26,7 @@ from remask.progress import Progress
 from remask.schema import BatchSource
 from remask.task_objectives import TaskObjective
 from remask.tasks.batches import TaskBatches
+from remask.tasks.kinds import KINDS
 from remask.tasks.rows import Rows
 from remask.tasks.settings import TaskBatchSettings
 from remask.train.job import Job
@@ -76,7 +77,7 @@ class Clock:
 
 def ours(network: Any, rows: Rows, options: argparse.Namespace, folder: Path) -> float:
     clock = Clock()
-    objective = TaskObjective("classify", 0)
+    objective = TaskObjective(KINDS["classify"], 0)
     batches = TaskBatches(rows, 1, TaskBatchSettings(num_rows=options.batch), seed=0)
 
     class Timed(BatchSource):
