@@ -34,7 +34,7 @@ MIN_TOKENS = 2_000  # fewer say nothing about which tokens go together
 
 
 class StartSettings(Config):
-    """What starts from counts. The numbers are those of the trials on the wiki corpus (EXPERIMENTS.md)."""
+    """What starts from counts. The numbers are those of first trials on a wiki corpus, one seed each."""
 
     embeddings: Literal["random", "counted"] = switch(
         "random", "token vectors: random, or from which tokens stand near which in the training text", effect="math"

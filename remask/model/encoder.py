@@ -210,7 +210,7 @@ class SubLayer(nn.Module):
             y_TD = noise.drop(y_TD, settings.dropout, layer, self.site, view.per_row(len(y_TD)))
         if self.bottleneck is not None:
             y_TD = y_TD + self.bottleneck(y_TD)
-        # Under autocast y is bf16 and x fp32: torch adds formats that differ thirty times slower than alike ones (CPU).
+        # Under autocast y is bf16 and x fp32: torch adds tensors of one format far sooner (CPU; EXPERIMENTS.md).
         x_TD = x_TD + y_TD.to(x_TD.dtype)
         return x_TD if pre else self.norm(x_TD)
 

@@ -111,10 +111,6 @@ class Detector:
             "carried": self._carried,
         }
 
-    @property
-    def is_learning(self) -> bool:
-        return self._level is None
-
     def take(self, start: int, counts: Sequence[int]) -> Judged:
         """The next window, which has texts. A pause before it changes nothing: there was nothing to see."""
         counts_K, num_texts = np.asarray(counts), int(sum(counts))

@@ -110,11 +110,6 @@ class RerankedOut(BaseModel):
     text: str = Field("", description="only where `return_text` is asked for")
 
 
-class PredictedOut(BaseModel):
-    label: str
-    score: float
-
-
 def _json(value: Any) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
