@@ -2,7 +2,8 @@
 
 Each script measures both sides alternating in one run and ends with a JSON line that has name, ratio, peer, ours and
 unit (a script may print several such lines). Results go to benchmarks/results/<hardware>-<date>.json, beside earlier
-ones of that day, and docs/speed.md is made from them. `--quick` runs everything at a tiny size and keeps nothing.
+ones of that day; docs/speed.md shows the newest figure of every row on that hardware. `--quick` runs everything at a
+tiny size and keeps nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round, nothing kept: does it all run?")
     parser.add_argument("--only", default="", help="only commands whose words contain this, such as '--size base'")
     parser.add_argument("--arguments", default="", help="more words for every script")
-    parser.add_argument("--page", type=Path, metavar="FILE", help="make docs/speed.md from these results and end")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="make docs/speed.md for this file's hardware and end")
     chosen = parser.parse_args()
     if chosen.page:
-        return write_page(json.loads(chosen.page.read_text()), chosen.page.name, HERE.parent / "docs")
+        return write_page(newest(json.loads(chosen.page.read_text())["hardware"]), HERE.parent / "docs")
     if unknown := [name for name in chosen.names if name not in scripts]:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(scripts)}")
     rows: list[dict[str, Any]] = []
@@ -95,7 +96,17 @@ def keep(rows: list[dict[str, Any]]) -> None:
     rows = [row for row in known if (row["benchmark"], row.get("name")) not in fresh] + rows
     results = {"hardware": hardware, "date": date, "versions": versions(), "rows": rows}
     path.write_text(json.dumps(results, indent=1) + "\n")
-    write_page(results, path.name, HERE.parent / "docs")
+    write_page(newest(hardware), HERE.parent / "docs")
+
+
+def newest(hardware: str) -> dict[str, Any]:
+    """The last figure of every row on a kind of machine, each with its date."""
+    files = [json.loads(path.read_text()) for path in (HERE / "results").glob("*.json")]
+    rows: dict[tuple[str, str | None], dict[str, Any]] = {}
+    for results in sorted((f for f in files if f["hardware"] == hardware), key=lambda f: f["date"]):
+        for row in results["rows"]:
+            rows[row["benchmark"], row.get("name")] = {**row, "date": results["date"]}
+    return {"hardware": hardware, "rows": list(rows.values())}
 
 
 def versions() -> dict[str, str]:

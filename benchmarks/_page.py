@@ -1,4 +1,4 @@
-"""docs/speed.md from a file of results: the table, the curves and how everything was measured."""
+"""docs/speed.md from results: the table, the curves and how everything was measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from _claims import table
 
 HEAD = """# Speed
 
-Made by `python -m benchmarks` (`make bench`) from {source}: {hardware}, {date}. Do not edit: run it again.
+Made by `python -m benchmarks` (`make bench`) on {hardware}; the last column says when. Do not edit: run it again.
 
 A ratio is taken from one run in which all sides take turns, and is the median of the rounds' own ratios. For shares of
 the GEMM ceiling it is in percent; for memory it is ours by the peer's, so less is better. Everywhere else more is
@@ -51,18 +51,14 @@ CURVES = """
 """
 
 
-def write_page(results: dict[str, Any], source: str, docs: Path) -> None:
-    parts = [HEAD.format(source=f"`{source}`", table=table(results["rows"], missing=True), **_where(results))]
+def write_page(results: dict[str, Any], docs: Path) -> None:
+    parts = [HEAD.format(hardware=results["hardware"], table=table(results["rows"], missing=True))]
     for row in results["rows"]:
         if "curves" in row:
             parts.append(_curves(row))
             break
     docs.mkdir(exist_ok=True)
     (docs / "speed.md").write_text("".join(parts))
-
-
-def _where(results: dict[str, Any]) -> dict[str, str]:
-    return {"hardware": results["hardware"], "date": results["date"]}
 
 
 def _curves(row: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ Run = Callable[[Path, Path], None]  # a file with texts, the file to make
 def open_ours(folder: Path, options: argparse.Namespace) -> Run:
     import torch
 
-    from remask.commands.predict import PredictRun, open_ready, predict_file
+    from remask.answer.predict import PredictRun, open_ready, predict_file
     from remask.progress import Progress
 
     torch.set_num_threads(options.threads)

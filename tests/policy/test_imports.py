@@ -127,6 +127,34 @@ def test_a_verb_imports_no_other_verb() -> None:
     assert pairs <= {("tune", "finetune")}
 
 
+def _names(module: str) -> set[str]:
+    """What a module of remask defines or imports at its top level; of a package also its modules."""
+    path = ROOT.joinpath(*module.split("."))
+    names = {entry.stem for entry in path.iterdir()} if path.is_dir() else set()
+    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname or node.name)
+    return names
+
+
+def test_scripts_import_what_is_there() -> None:
+    """Scripts import inside functions and are run by hand, so a moved name would be found months later."""
+    scripts = [*ROOT.glob("benchmarks/*.py"), *ROOT.glob("docs/**/*.py")]
+    assert len(scripts) > 20
+    missing = []
+    for script in scripts:
+        for node in ast.walk(ast.parse(script.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("remask."):
+                there = _names(str(node.module))
+                missing += [f"{script.name}: {node.module}.{a.name}" for a in node.names if a.name not in there]
+    assert not missing
+
+
 def test_nothing_imports_commands_but_the_command_line() -> None:
     for path in PACKAGE.rglob("*.py"):
         if path.parent.name != "commands" and path.name != "__main__.py":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -114,10 +115,31 @@ def test_verdicts_and_the_table(script: Any) -> None:
     assert claims.Claim(0.6, 0.3, more=False).verdict(0.5) == "floor reached"
     name = "start of fill-mask, base"
     rows = [{"benchmark": "start", "name": name, "ratio": 3.0, "ours": 1.0, "peer": 3.0, "unit": "s"}]
-    assert f"| {name} | 1 | 3 | s | 3 | 2.5 | 4 | floor reached |" in claims.table(rows, missing=False)
+    assert f"| {name} | 1 | 3 | s | 3 | 2.5 | 4 | floor reached |  |" in claims.table(rows, missing=False)
     assert claims.table(rows, missing=True).count("not measured yet") == len(claims.CLAIMS) - 1
     cells = {line.count("|") for line in claims.table([*rows, {**rows[0], "name": "other"}], missing=True).splitlines()}
-    assert cells == {9}
+    assert cells == {10}
+
+
+def test_the_page_has_the_newest_figure_of_every_row(
+    script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script("_claims")  # puts the folder on the path
+    spec = importlib.util.spec_from_file_location("bench_main", FOLDER / "__main__.py")
+    assert spec is not None
+    assert spec.loader is not None
+    main = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(main)
+    monkeypatch.setattr(main, "HERE", tmp_path)
+    (tmp_path / "results").mkdir()
+    row = {"benchmark": "start", "name": "a", "ratio": 1.0}
+    days = {"2026-01-01": ("X", [row, {**row, "name": "b"}]), "2026-01-02": ("X", [{**row, "ratio": 2.0}])}
+    days |= {"2026-01-03": ("Y", [{**row, "ratio": 9.0}])}
+    for date, (hardware, rows) in days.items():
+        kept = {"hardware": hardware, "date": date, "rows": rows}
+        (tmp_path / "results" / f"{date}.json").write_text(json.dumps(kept))
+    newest = {row["name"]: (row["ratio"], row["date"]) for row in main.newest("X")["rows"]}
+    assert newest == {"a": (2.0, "2026-01-02"), "b": (1.0, "2026-01-01")}
 
 
 def test_every_command_has_its_script_and_every_script_its_command(script: Any) -> None:
