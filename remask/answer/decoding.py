@@ -95,11 +95,10 @@ def _one_by_one(
     totals = np.zeros(count)
     drafts: list[Draft | None] = [None] * count
     for place in range(max_length):
-        logits_RV = writer.next(ids_RL)
-        sums_R1 = logits_RV.logsumexp(1, keepdim=True)
-        ban_repeats(logits_RV, ids_RL, settings.no_repeat)
-        chosen_R = pick(logits_RV, open_, place)
-        gained_R = (logits_RV.gather(1, chosen_R[:, None]) - sums_R1)[:, 0].tolist()
+        logs_RV = writer.next(ids_RL).log_softmax(1)
+        ban_repeats(logs_RV, ids_RL, settings.no_repeat)
+        chosen_R = pick(logs_RV, open_, place)
+        gained_R = logs_RV.gather(1, chosen_R[:, None])[:, 0].tolist()
         ids_RL = torch.cat([ids_RL, chosen_R[:, None]], dim=1)
         staying = []
         if on_step is not None:
@@ -196,11 +195,10 @@ def _beams(
     scores_BW = torch.full((count, width), -1e9, device=device)
     scores_BW[:, 0] = 0.0  # the beams of a source are all alike at first: one of them counts
     for place in range(max_length):
-        logits_RV = writer.next(ids_RL)
-        sums_R1 = logits_RV.logsumexp(1, keepdim=True)
-        ban_repeats(logits_RV, ids_RL, settings.no_repeat)
-        values_RC, tokens_RC = _largest(logits_RV, 2 * width)
-        totals_BC = (values_RC - sums_R1).view(len(open_), width, -1) + scores_BW[:, :, None]
+        logs_RV = writer.next(ids_RL).log_softmax(1)
+        ban_repeats(logs_RV, ids_RL, settings.no_repeat)
+        values_RC, tokens_RC = _largest(logs_RV, 2 * width)
+        totals_BC = values_RC.view(len(open_), width, -1) + scores_BW[:, :, None]
         best_BC = totals_BC.flatten(1).topk(2 * width, dim=1)
         beams_BC = best_BC.indices // values_RC.shape[1]
         tokens_BC = tokens_RC.view(len(open_), -1).gather(1, best_BC.indices)
