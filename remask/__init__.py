@@ -53,8 +53,10 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'remask' has no attribute {name!r}")
     if name == "load":
-        from remask.answer.model import load
+        from remask.allocator import no_collecting
 
+        with no_collecting():
+            from remask.answer.model import load
         return load
     from remask import api
 

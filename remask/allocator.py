@@ -3,14 +3,17 @@
 In: nothing. Out: glibc's limits raised for this process, unless the environment sets them or another allocator is
 loaded. A batch frees and asks for the same large blocks again and again; glibc maps each of them fresh from the kernel,
 which fills it with zeros page by page. Making and adding two tensors of 77 MB took 0.3 to 0.4 of the time. Also here:
-how many prepared kernels a process keeps that lives long.
+how many prepared kernels a process keeps that lives long, and an import of torch that is not held up.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import gc
 import os
 import platform
+from collections.abc import Iterator
 
 # mallopt's number of a limit -> its value: blocks below it come from the heap, the free end that is kept, the growth.
 _LIMITS = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 1 << 28}
@@ -38,3 +41,16 @@ def keep_freed_memory() -> None:
         mallopt = ctypes.CDLL(None).mallopt
         for limit, value in _LIMITS.items():
             mallopt(limit, value)
+
+
+@contextlib.contextmanager
+def no_collecting() -> Iterator[None]:
+    """For the import of torch: it makes hundreds of thousands of objects, none of them garbage, and looking for some
+    takes 0.25 of 1.8 seconds."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

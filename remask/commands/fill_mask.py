@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from remask.allocator import no_collecting
 from remask.commands import Common, common_options, run_file
 from remask.config import Config, setting
 from remask.schema import Json
@@ -40,7 +41,7 @@ def command(words: tuple[str, ...], top: int | None, common: Common) -> None:
 
 def main(run: FillMaskRun) -> list[list[Json]]:
     """The candidates for each text."""
-    from remask.answer.model import load
-
+    with no_collecting():
+        from remask.answer.model import load
     model = load(run.model, device=run.device, packed=False)  # packing takes longer than the few texts of a command
     return [[asdict(fill) for fill in fills] for fills in model.fill_mask(list(run.texts), top=run.top)]

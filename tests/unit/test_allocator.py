@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 
@@ -45,3 +46,17 @@ def test_a_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch, environment
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "libc_ver", lambda: ("musl", "1.2"))
     assert told(monkeypatch) == {}
+
+
+def test_collecting_stops_for_an_import_and_goes_on_as_it_was() -> None:
+    assert gc.isenabled()
+    with allocator.no_collecting():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with allocator.no_collecting():
+            pass
+        assert not gc.isenabled()  # somebody else's choice
+    finally:
+        gc.enable()
