@@ -1,6 +1,6 @@
 """Data and figures of reading.md: questions of SQuAD to their paragraphs, by words, by vectors and by both.
 
-python docs/uses/reading.py files dev-v1.1.json article_split_v1.1.json OUT       pairs.jsonl, dev.jsonl, tests
+python docs/uses/reading.py files dev-v1.1.json article_split_v1.1.json OUT       pairs, tests, articles in two parts
 python docs/uses/reading.py score OUT MODEL [MODEL …] [--questions 1000]          every way in one table
 python docs/uses/reading.py answers OUT MODEL QA_MODEL [--questions 300]          then read what was found
 """
@@ -30,7 +30,11 @@ def files(squad: Path, split: Path, out: Path) -> None:
     held_out = set(json.loads(split.read_text(encoding="utf-8"))["eval"])
     paragraphs: list[str] = []
     parts: dict[str, list[dict]] = {"train": [], "test": []}
-    for article in json.loads(squad.read_text(encoding="utf-8"))["data"]:
+    articles = json.loads(squad.read_text(encoding="utf-8"))["data"]
+    for name in ("train", "test"):  # for a reader, in SQuAD's own form
+        kept = [article for article in articles if (article["title"] in held_out) == (name == "test")]
+        (out / f"{name}-articles.json").write_text(json.dumps({"version": "1.1", "data": kept}), encoding="utf-8")
+    for article in articles:
         for paragraph in article["paragraphs"]:
             paragraphs.append(paragraph["context"])
             for asked in paragraph["qas"]:
