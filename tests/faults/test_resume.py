@@ -133,7 +133,7 @@ def logged(self, model, batch, step):
     if step is not None:
         with open({str(tmp_path / "consumed.jsonl")!r}, "a") as file:
             row = [step, batch.example_ids_B.tolist(), batch.masked_positions_M.tolist(), batch.input_ids_BS.tolist()]
-            file.write(json.dumps(row) + "\\n")
+            file.write("\\n" + json.dumps(row) + "\\n")  # apart from a line that a kill cut short
     return plain(self, model, batch, step)
 Pretraining.__call__ = logged
 sys.argv = ["remask", "pretrain", {str(run_file)!r}, "--data", {str(tiny_prepared)!r}, "--out",
@@ -147,12 +147,16 @@ main()
     per_step = next(n for n in range(64, 0, -1) if size % n == 0)  # so that a pass is a whole number of steps
     code = code.replace("PER_STEP", str(per_step))
     draw = random.Random(6)
-    for after in (0.9, 1.4, 2.0, *(draw.uniform(0.5, 2.0) for _ in range(tries(6, 0, 17)))):
-        zygote.execute(code, signals=[(after, "SIGKILL")])
+    consumed, killed = tmp_path / "consumed.jsonl", 0
+    for after in (0.03, 0.1, 0.2, *(draw.uniform(0.0, 0.3) for _ in range(tries(6, 0, 17)))):
+        known = consumed.stat().st_size if consumed.is_file() else 0
+        end = zygote.execute(code, signals=[(after, "SIGKILL")], wait_for=consumed, size=known)  # once it takes steps
+        killed += end.returncode == -9
+    assert killed >= 2
     done = zygote.execute(code)
     assert done.returncode == 0, done.stderr
     seen: dict[int, dict[str, Any]] = {}
-    for line in (tmp_path / "consumed.jsonl").read_text().splitlines():
+    for line in consumed.read_text().splitlines():
         try:
             step, ids, positions, inputs = json.loads(line)
         except ValueError:
