@@ -205,8 +205,10 @@ class Precision:
         self.scale, self.calm_steps = float(state["scale"]), int(state["calm_steps"])
 
 
+@functools.cache
 def products_per_second(device: torch.device, precision: str = "fp32") -> float:
-    """Floating-point operations a second in matrix products: what time estimates and shares of the peak refer to."""
+    """Floating-point operations a second in matrix products: what time estimates and shares of the peak refer to.
+    Measured once a process: a run asks twice, and a study or a search has many."""
     size = 1024
     matrix = torch.ones(size, size, device=device, dtype=FORMATS[precision])
     best = float("inf")

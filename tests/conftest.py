@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -11,7 +12,10 @@ import numpy as np
 import pytest
 
 from . import page_server as pages
+from .faults.zygote import Zygote
 
+# Two workers share two cores, where threads that wait for each other crawl. torch reads it when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 
@@ -80,6 +84,14 @@ def tiny_tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]
         folders[kind] = tmp_path_factory.mktemp("tokenizers") / kind
         tokenizer.save(folders[kind])
     return folders
+
+
+@pytest.fixture(scope="session")
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+    """Runs remask in forked children, which need not import torch and can be killed."""
+    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

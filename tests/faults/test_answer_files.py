@@ -8,10 +8,6 @@ import json
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +26,7 @@ from remask.progress import Progress
 from remask.tasks.settings import RowSettings, TableSettings
 
 from .soak import tries
+from .zygote import Zygote
 
 WORDS = "the quick brown fox jumps over lazy dog by river who wrote it mary".split()  # noqa: SIM905
 NUM_ROWS, PIECE = 24, 4
@@ -251,37 +248,33 @@ def test_an_old_list_of_bad_rows_does_not_stay_beside_new_answers(model: Path, t
 
 def words_of(verb: str, model: Path, file: Path, out: Path) -> list[str]:
     more = {"predict": ["--precision", "fp32", "--set", f"chunk_rows={PIECE}"], "encode": ["--pooled"]}[verb]
-    return [sys.executable, "-m", "remask", verb, str(model), str(file), "--out", str(out), "-q", *more]
+    return [verb, str(model), str(file), "--out", str(out), "-q", *more]
 
 
-def test_encode_killed_goes_on_and_leaves_nothing(model: Path, tmp_path: Path) -> None:
+def test_encode_killed_goes_on_and_leaves_nothing(model: Path, tmp_path: Path, zygote: Zygote) -> None:
     """SIGKILL once some pieces are there; the bytes are those of one go."""
     file, out = tmp_path / "in.txt", tmp_path / "out.safetensors"
     file.write_text("".join(f"{' '.join(random.Random(i).choices(WORDS, k=9))}\n" for i in range(9_000)))
     words = words_of("encode", model, file, out)
     work = tmp_path / ".out.safetensors.work"
-    child = subprocess.Popen(words)
-    wait_for(lambda: len(list(work.glob("part-*"))) >= 2 or child.poll() is not None)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
+    assert zygote.run(*words, signals=[(0.0, "SIGKILL")], wait_for=work / "part-000001").returncode == -9
     assert not out.exists()
     assert len(list(work.glob("part-*"))) >= 2
-    assert subprocess.run(words).returncode == 0
+    assert zygote.run(*words).returncode == 0
     whole = tmp_path / "whole.safetensors"
-    assert subprocess.run(words_of("encode", model, file, whole)).returncode == 0
+    assert zygote.run(*words_of("encode", model, file, whole)).returncode == 0
     assert out.read_bytes() == whole.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.safetensors", "whole.safetensors"]
 
 
-def test_three_processes_on_one_file(model: Path, tmp_path: Path) -> None:
+def test_three_processes_on_one_file(model: Path, tmp_path: Path, zygote: Zygote) -> None:
     """One works; the others are refused while it does, or afterwards because the file is there."""
-    file, verb = tmp_path / "in.jsonl", "predict"
+    file = tmp_path / "in.jsonl"
     write(file, [line for seed in range(20) for line in a_table(random.Random(seed))])
     for number in range(tries(39, 1, 20)):
         out = tmp_path / f"{number}.jsonl"
-        children = [subprocess.Popen(words_of(verb, model, file, out), stderr=subprocess.PIPE) for _ in range(3)]
-        errors = [child.communicate()[1].decode() for child in children]
-        codes = sorted(child.returncode for child in children)
+        ends = zygote.run_together(3, *words_of("predict", model, file, out))
+        errors, codes = [end.stderr for end in ends], sorted(end.returncode for end in ends)
         assert codes[0] == 0, errors
         assert set(codes[1:]) <= {UnavailableError.exit_code, OutputError.exit_code}, errors
         assert not any("Traceback" in error for error in errors)
@@ -289,30 +282,22 @@ def test_three_processes_on_one_file(model: Path, tmp_path: Path) -> None:
         assert not list(tmp_path.glob(".*"))
 
 
-def test_three_processes_on_the_cache_of_evaluate(tiny_tokenizers: dict[str, Path], tmp_path: Path) -> None:
+def test_three_processes_on_the_cache_of_evaluate(
+    tiny_tokenizers: dict[str, Path], tmp_path: Path, zygote: Zygote
+) -> None:
     """All ask the same at once: each ends with the same result, and one whole file of it is kept."""
     settings = ModelSettings(vocab_size=300, num_layers=1, hidden_size=16, num_heads=2, ffn_size=32, max_length=64)
     network = build_network(settings, HeadSettings(masked_lm=True), seed=1)
     save_model(tmp_path / "lm", network, tiny_tokenizers["byte-bpe"])
     claims = tmp_path / "claims.jsonl"
     claims.write_text("".join(json.dumps({"claim": f"The {w} fox.", "counter": f"The {w}."}) + "\n" for w in WORDS))
-    words = [sys.executable, "-m", "remask", "evaluate", str(tmp_path / "lm"), "--tasks", "claims", "--data",
-             str(claims), "--precision", "fp32", "--json", "-q"]  # fmt: skip
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = ["evaluate", str(tmp_path / "lm"), "--tasks", "claims", "--data", str(claims), "--precision", "fp32"]
     for _ in range(tries(39, 1, 20)):
         shutil.rmtree(tmp_path / "cache", ignore_errors=True)
-        children = [subprocess.Popen(words, env=environment, stdout=subprocess.PIPE) for _ in range(3)]
-        said = [child.communicate()[0] for child in children]
-        assert [child.returncode for child in children] == [0, 0, 0]
-        assert len({json.dumps(json.loads(one)["metrics"]) for one in said}) == 1
+        environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+        ends = zygote.run_together(3, *words, "--json", "-q", environ=environ)
+        assert [end.returncode for end in ends] == [0, 0, 0], ends
+        assert len({json.dumps(json.loads(end.stdout)["metrics"]) for end in ends}) == 1
         kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
         assert len(kept) == 1
         assert json.loads(kept[0].read_bytes())["metrics"]
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    for _ in range(2400):
-        if holds():
-            return
-        time.sleep(0.02)
-    raise AssertionError("waited in vain")

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,8 @@ from remask.model.interop_config import SpecialIds, read_config, write_config
 from remask.model.network import build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.model.store import open_model, save_model
+
+from .zygote import Zygote
 
 SMALL: dict[str, Any] = {
     "vocab_size": 300, "hidden_size": 32, "num_heads": 4, "num_layers": 2, "ffn_size": 48, "max_length": 40,
@@ -251,13 +251,12 @@ def test_a_stranger_who_writes_our_own_layout_and_its_manifest_gets_no_further(
         remask.load(own)
 
 
-def test_the_command_line_says_one_thing_and_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+def test_the_command_line_says_one_thing_and_leaves_nothing(folder: Path, tmp_path: Path, zygote: Zygote) -> None:
     change(folder / "config.json", num_hidden_layers=3)
-    command = [sys.executable, "-m", "remask", "import", str(folder), "--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = zygote.run("import", folder, "--out", tmp_path / "out")
     assert done.returncode == 65
     assert "Traceback" not in done.stderr
     assert done.stderr.count("missing: roberta.encoder.layer.2.") == 16
     assert not list(tmp_path.glob("*out*"))
-    done = subprocess.run([*command[:4], str(tmp_path / "absent"), *command[5:]], capture_output=True, text=True)
+    done = zygote.run("import", tmp_path / "absent", "--out", tmp_path / "out")
     assert (done.returncode, done.stderr.count("\n")) == (MissingInputError.exit_code, 1)

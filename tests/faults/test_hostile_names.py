@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -27,6 +24,8 @@ from remask.tasks.metrics import render
 from remask.tokenizer import Tokenizer
 from remask.tokenizer.foreign import byte_bpe
 from remask.visible import visible, visible_json
+
+from .zygote import Zygote
 
 FORGED = "remask: finished, all is well"
 HOSTILE = [
@@ -119,7 +118,7 @@ def test_names_stay_readable() -> None:
 
 
 @pytest.mark.parametrize("name", ["\x1b[31mred", f"x\n{FORGED}", "\u202etxt"], ids=ascii)
-def test_the_command_line_shows_paths_and_words_harmless(name: str, tmp_path: Path) -> None:
+def test_the_command_line_shows_paths_and_words_harmless(name: str, tmp_path: Path, zygote: Zygote) -> None:
     """Through the real program: a path that is not there, a file that is, a verb, an option, a value."""
     folder = tmp_path / name
     folder.mkdir()
@@ -135,10 +134,7 @@ def test_the_command_line_shows_paths_and_words_harmless(name: str, tmp_path: Pa
         ["switches", name],
     ]
     for words in commands:
-        done = subprocess.run(
-            [sys.executable, "-m", "remask", *words], capture_output=True, text=True, timeout=60,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )  # fmt: skip
+        done = zygote.run(*words)
         assert done.returncode not in (0, 1), (words, done.stderr)
         assert_harmless(done.stderr + done.stdout)
         assert "Traceback" not in done.stderr

@@ -133,26 +133,33 @@ def logged(self, model, batch, step):
     if step is not None:
         with open({str(tmp_path / "consumed.jsonl")!r}, "a") as file:
             row = [step, batch.example_ids_B.tolist(), batch.masked_positions_M.tolist(), batch.input_ids_BS.tolist()]
-            file.write(json.dumps(row) + "\\n")
+            file.write("\\n" + json.dumps(row) + "\\n")  # apart from a line that a kill cut short
     return plain(self, model, batch, step)
 Pretraining.__call__ = logged
 sys.argv = ["remask", "pretrain", {str(run_file)!r}, "--data", {str(tiny_prepared)!r}, "--out",
             {str(tmp_path / "out")!r}, "--set", "train.epochs=3", "--set", "train.steps=null",
-            "--set", "data.batch.num_rows=PER_STEP", "--set", "train.ema_decay=0.0", "--set", "train.save_every=9",
-            "--set", "train.eval_every=0", "--set", "data.batch.micro_rows=16", "-q"]
+            "--set", "data.batch.num_rows=PER_STEP", "--set", "data.length=LENGTH", "--set", "train.ema_decay=0.0",
+            "--set", "train.save_every=9", "--set", "train.eval_every=0", "--set", "data.batch.micro_rows=8", "-q"]
 from remask.__main__ import main
 main()
 """
-    size = _num_examples(tiny_prepared, run_file)
-    per_step = next(n for n in range(64, 0, -1) if size % n == 0)  # so that a pass is a whole number of steps
-    code = code.replace("PER_STEP", str(per_step))
+    # So that a pass is a whole number of steps, and of some dozens: rows of a length whose number can be divided.
+    sizes = {length: _num_examples(tiny_prepared, run_file, length) for length in range(24, 33)}
+    length, per_step = next((length, n) for n in range(12, 0, -1) for length in sizes if sizes[length] % n == 0)
+    size = sizes[length]
+    assert 20 <= size // per_step <= 100
+    code = code.replace("PER_STEP", str(per_step)).replace("LENGTH", str(length))
     draw = random.Random(6)
-    for after in (0.9, 1.4, 2.0, *(draw.uniform(0.5, 2.0) for _ in range(tries(6, 0, 17)))):
-        zygote.execute(code, signals=[(after, "SIGKILL")])
+    consumed, killed = tmp_path / "consumed.jsonl", 0
+    for after in (0.03, 0.1, 0.2, *(draw.uniform(0.0, 0.3) for _ in range(tries(6, 0, 17)))):
+        known = consumed.stat().st_size if consumed.is_file() else 0
+        end = zygote.execute(code, signals=[(after, "SIGKILL")], wait_for=consumed, size=known)  # once it takes steps
+        killed += end.returncode == -9
+    assert killed >= 2
     done = zygote.execute(code)
     assert done.returncode == 0, done.stderr
     seen: dict[int, dict[str, Any]] = {}
-    for line in (tmp_path / "consumed.jsonl").read_text().splitlines():
+    for line in consumed.read_text().splitlines():
         try:
             step, ids, positions, inputs = json.loads(line)
         except ValueError:
@@ -167,13 +174,13 @@ main()
         assert len(ids) == len(set(ids)) == size
 
 
-def _num_examples(prepared: Path, run_file: Path) -> int:
+def _num_examples(prepared: Path, run_file: Path, length: int) -> int:
     from remask.config import build_run
     from remask.data.batches import open_batches
     from remask.pretraining.settings import PretrainRun
     from remask.tokenizer import load_tokenizer
 
-    run = build_run(PretrainRun, run_file).run
+    run = build_run(PretrainRun, run_file, [f"data.length={length}"]).run
     return open_batches(prepared, run.data, load_tokenizer(prepared / "tokenizer"), seed=0).num_examples
 
 

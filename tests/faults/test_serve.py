@@ -13,7 +13,6 @@ import random
 import resource
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -25,8 +24,9 @@ import pytest
 
 import remask
 
-from ..serving import Served, children, command_line, environment, resident_bytes, serving, tiny_models
+from ..serving import Served, children, command_line, resident_bytes, serving, tiny_models
 from .soak import tries
+from .zygote import Zygote
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -543,9 +543,8 @@ def test_ids_that_look_like_paths_are_unknown(served: Served, name: str) -> None
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_beyond_loopback_it_only_starts_with_a_token(models: dict[str, Path], host: str) -> None:
-    words = [sys.executable, "-m", "remask", "serve", str(models["lm"]), "--port", "0", "--host", host]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, env=environment())
+def test_beyond_loopback_it_only_starts_with_a_token(models: dict[str, Path], host: str, zygote: Zygote) -> None:
+    done = zygote.run("serve", models["lm"], "--port", "0", "--host", host)
     assert done.returncode == 2
     assert "--token" in done.stderr
     assert len(done.stderr.splitlines()) == 1

@@ -333,16 +333,25 @@ def test_kept_and_dropped_are_read_through_the_whole_of_prepare(corpus, built, t
     assert min(lengths) > 0
 
 
-@pytest.mark.parametrize("choice", ["cut", "drop"])
-def test_a_line_of_a_gibibyte(choice: str, tmp_path: Path) -> None:
-    """Made as a stream; 1 GiB comes out of some kilobytes, so the guard against such files is set aside here."""
-    size = 1 << 30
+GIBIBYTE = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def long_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made as a stream."""
+    path = tmp_path_factory.mktemp("long") / "line.txt.zst"
     block = " ".join(random.Random(1).choice(WORDS) for _ in range(30_000)).encode() + b" "
-    with (tmp_path / "line.txt.zst").open("wb") as raw, zstandard.ZstdCompressor(level=1).stream_writer(raw) as file:
-        for _ in range(size // len(block) + 1):
+    with path.open("wb") as raw, zstandard.ZstdCompressor(level=1).stream_writer(raw) as file:
+        for _ in range(GIBIBYTE // len(block) + 1):
             file.write(block)
         file.write(b"\nThe line after it is an ordinary one and has to come through all the same.")
-    source = {"name": "long", "paths": [str(tmp_path / "line.txt.zst")], "layout": "line", "max_expansion": 1e9}
+    return path
+
+
+@pytest.mark.parametrize("choice", ["cut", "drop"])
+def test_a_line_of_a_gibibyte(choice: str, long_line: Path, tmp_path: Path) -> None:
+    """1 GiB comes out of some kilobytes, so the guard against such files is set aside here."""
+    source = {"name": "long", "paths": [str(long_line)], "layout": "line", "max_expansion": 1e9}
     settings = {
         "sources": [source],
         "reading": {"long_documents": choice},
@@ -357,5 +366,5 @@ def test_a_line_of_a_gibibyte(choice: str, tmp_path: Path) -> None:
         assert documents.counts["dropped"] == {"too long": 1}
     else:
         assert documents.counts["dropped"] == {"repetition": documents.counts["read"] - 1}
-        assert documents.counts["read"] - 1 >= size / 8_000_000
+        assert documents.counts["read"] - 1 >= GIBIBYTE / 8_000_000
         assert documents.counts["changed"] == {"too long: cut": 1}

@@ -2,8 +2,9 @@
 request. Run as a script it reads requests from stdin, one JSON object a line, and answers the same way.
 
 A request: {"code": python source} or {"argv": [...]} for the command line, with "signals": [[seconds, name], ...] to be
-sent to the child (seconds after its start, or after "wait_for", a file, has more than "size" bytes) and "folder" for
-its output. With "ranks" it forks so many, as torchrun would start them, and signals go to the last one.
+sent to the child (seconds after its start, or after "wait_for", a file, has more than "size" bytes, or after a line of
+its stderr starts with "line"), "folder" for its output and "cwd" to work in. With "ranks" it forks so many, as torchrun
+would start them, and signals go to the last one; with "children" so many that are no ranks.
 torch must not have run a backward pass before a fork, so this cannot be the test process itself.
 """
 
@@ -16,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,15 +41,20 @@ class Zygote:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {name: value for name, value in os.environ.items() if name != "REMASK_TOKEN"}
+        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
         assert self._process.stdout is not None
         assert self._process.stdout.readline() == "ready\n"
 
-    def run(self, *argv: str | Path, signals: Signals = (), wait_for: Path | None = None, size: int = 0) -> Done:
-        return self._ask({"argv": [str(word) for word in argv]}, signals, wait_for, size)
+    def run(
+        self, *argv: str | Path, signals: Signals = (), wait_for: Path | None = None, size: int = 0, line: str = "",
+        cwd: Path | None = None,
+    ) -> Done:  # fmt: skip
+        request = {"argv": [str(word) for word in argv], "line": line, "cwd": str(cwd or "")}
+        return self._ask(request, signals, wait_for, size)
 
     def execute(self, code: str, signals: Signals = (), wait_for: Path | None = None, size: int = 0) -> Done:
         return self._ask({"code": code}, signals, wait_for, size)
@@ -59,6 +65,11 @@ class Zygote:
         """One command line on so many ranks, each after `code`."""
         request = {"argv": [str(word) for word in argv], "before": code, "ranks": ranks}
         return self._answers(request, signals, wait_for, 0)
+
+    def run_together(self, count: int, *argv: str | Path, environ: Mapping[str, str] | None = None) -> list[Done]:
+        """One command line in so many processes at once, which know nothing of each other."""
+        request = {"argv": [str(word) for word in argv], "children": count, "environ": dict(environ or {})}
+        return self._answers(request, (), None, 0)
 
     def _ask(self, request: dict[str, Any], signals: Signals, wait_for: Path | None, size: int) -> Done:
         return self._answers(request, signals, wait_for, size)[0]
@@ -87,6 +98,9 @@ def _child(request: dict[str, Any], rank: int) -> None:
     if "ranks" in request:
         world = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": request["ranks"], "MASTER_PORT": request["port"]}
         os.environ.update({"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in world.items()}})
+    os.environ.update(request.get("environ", {}))
+    if request.get("cwd"):
+        os.chdir(request["cwd"])
     code = 1
     try:
         if "code" in request:
@@ -114,34 +128,52 @@ def _alive(child: int) -> bool:
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
+def _wait(request: dict[str, Any], child: int) -> None:
+    """Until the child has come to where signals are to meet it, or is gone."""
+    file, errors = request["wait_for"], Path(request["folder"]) / "stderr-0"
+    while _alive(child) and file and not (Path(file).is_file() and Path(file).stat().st_size > request["size"]):
+        time.sleep(0.01)
+    line = "\n" + request.get("line", "")
+    while _alive(child) and line != "\n" and line not in "\n" + errors.read_text(errors="replace"):
+        time.sleep(0.01)
+
+
 def _serve() -> None:
+    # What a training imports when its first step is taken, over a second: once, not in every child.
+    import torch._dynamo
+    import torch.distributed.fsdp
+    import torch.fx.experimental.symbolic_shapes
+
+    import remask.commands.adapt
+    import remask.commands.predict
     import remask.commands.pretrain
+    import remask.commands.quickstart
     import remask.data.batches
     import remask.model.store
+    import remask.precision
     import remask.tokenizer
-    import remask.train.loop  # noqa: F401
+    import remask.train.loop
 
+    # What every training asks the machine first; children remember the answers. No backward pass is made here.
+    chosen, _ = remask.precision.choose_precision("auto", "cpu")
+    for precision in {"fp32", chosen}:
+        remask.precision.products_per_second(torch.device("cpu"), precision)
     print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         started = time.monotonic()
         if "ranks" in request:
-            import torch._dynamo
-            import torch.distributed.fsdp  # noqa: F401  (once, not in every rank)
-
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
                 request["port"] = free.getsockname()[1]
         children = []
-        for rank in range(request.get("ranks", 1)):
+        for rank in range(request.get("ranks", request.get("children", 1))):
+            (Path(request["folder"]) / f"stderr-{rank}").write_bytes(b"")  # not the lines of the one before
             children.append(os.fork())
             if children[-1] == 0:
                 _child(request, rank)
         child = children[-1]
-        if request["wait_for"]:
-            path = Path(request["wait_for"])
-            while _alive(child) and not (path.is_file() and path.stat().st_size > request["size"]):
-                time.sleep(0.01)
+        _wait(request, child)
         counted_from = time.monotonic()
         for seconds, name in request["signals"]:
             time.sleep(max(0.0, counted_from + seconds - time.monotonic()))

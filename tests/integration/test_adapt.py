@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,8 @@ from remask.config import runs_folder
 from remask.errors import ConfigError, DataError, RemaskError
 from remask.model.store import find_model, open_model
 from remask.tokenizer import Tokenizer, load_tokenizer
+
+from ..faults.zygote import Zygote
 
 SMOKE = runs_folder() / "smoke" / "adapt.yaml"
 COLOURS = ("red", "green", "blue", "dark", "light")
@@ -116,9 +114,10 @@ def test_the_same_command_again_trains_nothing(adapted: Path, task_model: Path, 
 
 
 @pytest.fixture(scope="module")
-def extended(task_model: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def extended(task_model: Path, texts: Path, zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("extended") / "out"
-    result_of(task_model, texts / "corpus.txt", "--out", out, "--vocabulary", "extend", "30")
+    done = zygote.run("adapt", SMOKE, task_model, texts / "corpus.txt", "--out", out, "--vocabulary", "extend", "30")
+    assert done.returncode == 0, done.stderr
     return out
 
 
@@ -238,22 +237,16 @@ def test_an_embedding_model_gets_a_head_and_keeps_what_it_had(task_model: Path, 
 # ------------------------------------------------------------------------------------------------------ stops
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("how, code", [("SIGKILL", -9), ("SIGINT", 75)])
 def test_stopped_and_repeated_it_ends_with_the_same_bits(
-    how: signal.Signals, extended: Path, task_model: Path, texts: Path, tmp_path: Path
+    how: str, code: int, extended: Path, task_model: Path, texts: Path, tmp_path: Path, zygote: Zygote
 ) -> None:
-    command = [sys.executable, "-m", "remask", "adapt", str(SMOKE), str(task_model), str(texts / "corpus.txt")]
-    command += ["--out", str(tmp_path / "out"), "--vocabulary", "extend", "30"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
-        assert child.stderr is not None
-        for line in child.stderr:
-            if line.startswith("pretrain"):
-                child.send_signal(how)
-                break
-        child.communicate(timeout=120)
-    assert child.returncode == (75 if how == signal.SIGINT else -signal.SIGKILL)
+    words: list[str | Path] = ["adapt", SMOKE, task_model, texts / "corpus.txt", "--out", tmp_path / "out"]
+    words += ["--vocabulary", "extend", "30"]
+    stopped = zygote.run(*words, signals=[(0.0, how)], line="pretrain")
+    assert stopped.returncode == code, stopped.stderr
     assert not (tmp_path / "out/model").exists()
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"})
+    done = zygote.run(*words)
     assert done.returncode == 0, done.stderr
     assert not moved(extended, tmp_path / "out")
     one, two = (json.loads((folder / "adapt.json").read_text()) for folder in (extended, tmp_path / "out"))

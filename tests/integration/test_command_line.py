@@ -13,6 +13,8 @@ import pytest
 from remask import __version__
 from remask.__main__ import VERBS
 
+from ..faults.zygote import Zygote
+
 
 def remask(*words: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -33,8 +35,8 @@ def test_help_names_every_verb() -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_help_with_the_common_options(verb: str) -> None:
-    done = remask(verb, "--help")
+def test_every_verb_has_help_with_the_common_options(verb: str, zygote: Zygote) -> None:
+    done = zygote.run(verb, "--help")
     assert done.returncode == 0, done.stderr
     for option in ("--set", "--seed", "--dry-run", "--print-config", "--json", "--quiet", "--debug"):
         assert option in done.stdout
@@ -64,9 +66,11 @@ def test_shell_completion(shell: str) -> None:
         (["prepare", "README.md", "--out", "x", "--set", "nonsense=1"], 78, "unknown key nonsense"),
     ],
 )
-def test_mistakes_are_one_line_with_an_exit_code(words: list[str], code: int, message: str, tmp_path: Path) -> None:
+def test_mistakes_are_one_line_with_an_exit_code(
+    words: list[str], code: int, message: str, tmp_path: Path, zygote: Zygote
+) -> None:
     (tmp_path / "README.md").write_text("hello\n")
-    done = remask(*words, cwd=tmp_path)
+    done = zygote.run(*words, cwd=tmp_path)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr

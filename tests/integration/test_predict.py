@@ -6,10 +6,6 @@ import csv
 import gzip
 import json
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +33,8 @@ from remask.model.settings import HeadSettings
 from remask.model.store import open_model, save_model
 from remask.progress import Progress
 from remask.tasks.settings import RowSettings, TableSettings
+
+from ..faults.zygote import Zygote
 
 WORDS = ["red", "green", "blue", "cold", "warm", "big", "small", "old", "new", "fast"]
 TASKS: dict[str, tuple[HeadSettings, tuple[str, ...]]] = {
@@ -384,35 +382,23 @@ def test_a_kill_after_publishing_only_leaves_cleaning_up(
     assert not (tmp_path / ".out.jsonl.work").exists()
 
 
-def test_a_killed_process_goes_on(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_killed_process_goes_on(models: dict[str, Path], tmp_path: Path, zygote: Zygote) -> None:
     """SIGKILL in the middle, then SIGTERM (exit code 75), then to the end; the bytes are those of one go."""
     file = write_jsonl(tmp_path / "in.jsonl", [{"body": text} for text in texts(1200)])
     out = tmp_path / "out.jsonl"
-    words = [sys.executable, "-m", "remask", "predict", str(models["classify"]), str(file), "--out", str(out), "-q",
-             "--precision", "fp32", "--set", "chunk_rows=20"]  # fmt: skip
-    for number in (signal.SIGKILL, signal.SIGTERM):
-        had = len(parts_of(out))
-        child = subprocess.Popen(words)
-        wait_for(lambda had=had: len(parts_of(out)) > had)
-        child.send_signal(number)
-        assert child.wait() == (-signal.SIGKILL if number == signal.SIGKILL else Stopped.exit_code)
+    words = ["predict", models["classify"], file, "--out", out, "-q", "--precision", "fp32", "--set", "chunk_rows=20"]
+    for name, code in (("SIGKILL", -9), ("SIGTERM", Stopped.exit_code)):
+        next_part = tmp_path / ".out.jsonl.work" / f"part-{len(parts_of(out)):06d}"
+        assert zygote.run(*words, signals=[(0.0, name)], wait_for=next_part).returncode == code
         assert not out.exists()
         assert 0 < len(parts_of(out)) < 60
-    assert CliRunner().invoke(cli, words[3:], catch_exceptions=False).exit_code == 0
+    assert CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False).exit_code == 0
     ask(models["classify"], file, tmp_path / "whole.jsonl", chunk_rows=20)
     assert out.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
 
 
 def parts_of(out: Path) -> list[Path]:
     return sorted(out.with_name(f".{out.name}.work").glob("part-*"))
-
-
-def wait_for(holds: Any) -> None:
-    for _ in range(1200):
-        if holds():
-            return
-        time.sleep(0.05)
-    raise AssertionError("waited for a minute in vain")
 
 
 # ------------------------------------------------------------------------------------------------ command line

@@ -29,18 +29,14 @@ from remask.progress import Progress
 from remask.tokenizer import load_tokenizer
 from remask.train.budget import planned_steps
 
+from ..faults.zygote import Zygote
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [
     f"Title {number}\nThe fox number {number} doesn't jump over the dog. It rests by the river {number * 7}!\n"
     f"狐狸{number}在河边休息。它不跳。\nA last line, with </s> and <mask> in it ({number})."
     for number in range(60)
 ]
-
-
-def _remask(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "remask", *words]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +48,11 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prepared(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def prepared(corpus: Path, tmp_path_factory: pytest.TempPathFactory, zygote: Zygote) -> tuple[Path, dict]:
     out = tmp_path_factory.mktemp("prepared") / "out"
     words = ["prepare", str(corpus / "one.txt"), str(corpus / "two.txt"), "--out", str(out), "--vocab-size", "450"]
     # The documents are alike but for numbers, so near duplicates stay; the exact one goes.
-    done = _remask(*words, "--set", "text.heldout_fraction=0.2", "--set", "text.dedup.near=off", "--json")
+    done = zygote.run(*words, "--set", "text.heldout_fraction=0.2", "--set", "text.dedup.near=off", "--json")
     assert done.returncode == 0, done.stderr
     return out, json.loads(done.stdout)
 
@@ -105,15 +101,15 @@ def test_unigram_nats_is_the_cross_entropy_of_smoothed_frequencies(prepared: tup
     assert result["unigram_nats"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_inspect_shows_what_is_there(prepared: tuple[Path, dict]) -> None:
+def test_inspect_shows_what_is_there(prepared: tuple[Path, dict], zygote: Zygote) -> None:
     out, result = prepared
-    facts = json.loads(_remask("inspect", str(out), "--verify", "--json").stdout)
+    facts = json.loads(zygote.run("inspect", str(out), "--verify", "--json").stdout)
     for key in ("documents", "sentences", "tokens", "bytes", "dropped"):
         assert facts[key] == result[key]
     assert facts["bytes_per_token"] == pytest.approx(result["bytes"] / result["tokens"], abs=1e-3)
     assert sum(bar["count"] for bar in facts["document_tokens"]["histogram"]) == result["documents"]
     assert sum(bar["count"] for bar in facts["sentence_tokens"]["histogram"]) == result["sentences"]
-    shown = _remask("inspect", str(out))
+    shown = zygote.run("inspect", str(out))
     assert shown.returncode == 0
     assert "█" in shown.stdout
     assert f"{result['tokens']:,}" in shown.stdout
@@ -121,14 +117,14 @@ def test_inspect_shows_what_is_there(prepared: tuple[Path, dict]) -> None:
     assert "Title" in shown.stdout
 
 
-def test_inspect_shows_batches_with_their_masks(prepared: tuple[Path, dict], tmp_path: Path) -> None:
+def test_inspect_shows_batches_with_their_masks(prepared: tuple[Path, dict], tmp_path: Path, zygote: Zygote) -> None:
     out, _ = prepared
     run = tmp_path / "run.yaml"
     run.write_text("base: roberta_tiny\ndata:\n  length: 64\n  batch: {num_rows: 4}\n")
     words = ["inspect", str(out), "--run", str(run), "--batch", "1", "--epoch", "3"]
-    batch = json.loads(_remask(*words, "--json").stdout)
-    again = json.loads(_remask(*words, "--json").stdout)
-    other = json.loads(_remask(*words[:-1], "4", "--json").stdout)
+    batch = json.loads(zygote.run(*words, "--json").stdout)
+    again = json.loads(zygote.run(*words, "--json").stdout)
+    other = json.loads(zygote.run(*words[:-1], "4", "--json").stdout)
     assert batch == again
     assert other["examples"] != batch["examples"]
     tokenizer = load_tokenizer(out / "tokenizer")
@@ -139,50 +135,50 @@ def test_inspect_shows_batches_with_their_masks(prepared: tuple[Path, dict], tmp
         assert all(label not in tokenizer.special_ids for _, label in masked)
         assert any(row["input_ids"][i] == tokenizer.mask_id for i, _ in masked)
     row = batch["examples"][0]
-    one = _remask("inspect", str(out), "--run", str(run), "--example", str(row["id"]), "--epoch", "3", "--json")
+    one = zygote.run("inspect", str(out), "--run", str(run), "--example", str(row["id"]), "--epoch", "3", "--json")
     assert json.loads(one.stdout)["examples"][0] == row
-    shown = _remask(*words)
+    shown = zygote.run(*words)
     assert "<mask>→" in shown.stdout
     assert "\x1b" not in shown.stdout
     assert " cut (" not in shown.stdout
-    default = json.loads(_remask("inspect", str(out), "--batch", "0", "--epoch", "0", "--json").stdout)
+    default = json.loads(zygote.run("inspect", str(out), "--batch", "0", "--epoch", "0", "--json").stdout)
     assert max(len(row["input_ids"]) for row in default["examples"]) > 64
     assert len({row["id"] for row in default["examples"]}) == len(default["examples"]), "no row twice in a pass"
-    later = json.loads(_remask("inspect", str(out), "--batch", "0", "--epoch", "3", "--json").stdout)
+    later = json.loads(zygote.run("inspect", str(out), "--batch", "0", "--epoch", "3", "--json").stdout)
     assert {row["id"] for row in later["examples"]} == {row["id"] for row in default["examples"]}
     assert later["examples"] != default["examples"]
 
 
-def test_inspect_says_how_many_sentences_were_cut(prepared: tuple[Path, dict], tmp_path: Path) -> None:
+def test_inspect_says_how_many_sentences_were_cut(prepared: tuple[Path, dict], tmp_path: Path, zygote: Zygote) -> None:
     out, _ = prepared
     run = tmp_path / "run.yaml"
     run.write_text("base: roberta_tiny\ndata:\n  length: 16\n  batch: {num_rows: 4}\n")
     words = ["inspect", str(out), "--run", str(run), "--batch", "0"]
-    data = json.loads(_remask(*words, "--json").stdout)["data"]
+    data = json.loads(zygote.run(*words, "--json").stdout)["data"]
     source = Tokens.open(out, "train").sources["corpus"]
     lengths = np.diff(np.append(source.sentence_starts, source.num_tokens))
     assert data["cut_sentences"] == (lengths > 14).sum() > 1
     line = f"{data['cut_sentences']} sentences are longer than rows of 16 tokens allow and cut (corpus "
-    assert _remask(*words).stdout.startswith(line)
+    assert zygote.run(*words).stdout.startswith(line)
     pairs = ["--set", "data.format=segment-pair", "--set", "data.sentence_loss=nsp"]
-    data = json.loads(_remask(*words, *pairs, "--json").stdout)["data"]
+    data = json.loads(zygote.run(*words, *pairs, "--json").stdout)["data"]
     assert data["cut_sentences"] == (lengths > (16 - 4) // 2).sum(), "each part of a pair has half of the row"
     line = f"{data['cut_sentences']} sentences are longer than halves of rows of 16 tokens allow and cut (corpus "
-    assert _remask(*words, *pairs).stdout.startswith(line)
+    assert zygote.run(*words, *pairs).stdout.startswith(line)
 
 
-def test_inspect_shows_a_run_with_changes(prepared: tuple[Path, dict], tmp_path: Path) -> None:
+def test_inspect_shows_a_run_with_changes(prepared: tuple[Path, dict], tmp_path: Path, zygote: Zygote) -> None:
     out, _ = prepared
     run = tmp_path / "run.yaml"
     run.write_text("base: roberta_tiny\ndata:\n  length: 64\n  batch: {num_rows: 4}\n")
     words = ["inspect", str(out), "--run", str(run), "--batch", "0", "--set", "data.length=16"]
-    rows = json.loads(_remask(*words, "--set", "data.batch.num_rows=3", "--json").stdout)["examples"]
+    rows = json.loads(zygote.run(*words, "--set", "data.batch.num_rows=3", "--json").stdout)["examples"]
     assert len(rows) == 3
     assert max(len(row["input_ids"]) for row in rows) <= 16
-    refused = _remask("inspect", str(out), "--set", "data.length=16")
+    refused = zygote.run("inspect", str(out), "--set", "data.length=16")
     assert refused.returncode == 2
     assert "goes with --batch or --example" in refused.stderr
-    unknown = _remask("inspect", str(out), "--set", "sampels=1")
+    unknown = zygote.run("inspect", str(out), "--set", "sampels=1")
     assert unknown.returncode == 78
     assert "samples" in unknown.stderr
 
@@ -224,14 +220,16 @@ def test_masks_are_coloured_in_a_terminal_only(monkeypatch: pytest.MonkeyPatch) 
     assert "\x1b" not in show_batch(result)
 
 
-def test_an_existing_vocabulary_and_a_run_file(prepared: tuple[Path, dict], corpus: Path, tmp_path: Path) -> None:
+def test_an_existing_vocabulary_and_a_run_file(
+    prepared: tuple[Path, dict], corpus: Path, tmp_path: Path, zygote: Zygote
+) -> None:
     out, result = prepared
     run = tmp_path / "run.yaml"
     run.write_text(
         "text:\n  sources:\n    - {name: fox, paths: [one.txt]}\n  dedup: {near: 'off'}\n"
         f"tokenizer:\n  path: {out / 'tokenizer'}\n  newlines: token\nworkers: 1\n"
     )
-    done = _remask("prepare", str(run), "--out", str(tmp_path / "two"), "--json", cwd=corpus)
+    done = zygote.run("prepare", str(run), "--out", str(tmp_path / "two"), "--json", cwd=corpus)
     assert done.returncode == 0, done.stderr
     again = json.loads(done.stdout)
     assert again["tokenizer"] == result["tokenizer"]
@@ -242,7 +240,7 @@ def test_an_existing_vocabulary_and_a_run_file(prepared: tuple[Path, dict], corp
 
 
 def test_special_words_of_a_corpus_do_not_enter_shards_through_a_model_that_holds_them(
-    corpus: Path, tmp_path: Path
+    corpus: Path, tmp_path: Path, zygote: Zygote
 ) -> None:
     """The corpus says `</s>` and `<mask>` in every document; a Unigram vocabulary has both among its pieces."""
     letters = sorted({letter for text in DOCUMENTS for letter in text} - {" ", "\n"} | {"▁"})
@@ -251,7 +249,7 @@ def test_special_words_of_a_corpus_do_not_enter_shards_through_a_model_that_hold
     library.pre_tokenizer = pre_tokenizers.Metaspace()
     library.save(str(tmp_path / "tokenizer.json"))
     words = ["prepare", str(corpus / "one.txt"), "--tokenizer", str(tmp_path / "tokenizer.json")]
-    done = _remask(*words, "--set", "text.dedup.near=off", "--out", str(tmp_path / "out"), "--json")
+    done = zygote.run(*words, "--set", "text.dedup.near=off", "--out", str(tmp_path / "out"), "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["documents"] == 40
     ids = Tokens.open(tmp_path / "out").sources["corpus"].ids
@@ -259,11 +257,11 @@ def test_special_words_of_a_corpus_do_not_enter_shards_through_a_model_that_hold
     assert ids.min() > 4, "every character is known, so no special id has any business here"
 
 
-def test_documents_are_kept_where_asked(corpus: Path, tmp_path: Path) -> None:
+def test_documents_are_kept_where_asked(corpus: Path, tmp_path: Path, zygote: Zygote) -> None:
     words = ["prepare", str(corpus / "one.txt"), "--vocab-size", "300", "--set", "text.dedup.near=off"]
-    done = _remask(*words, "--set", "keep_documents=true", "--out", str(tmp_path / "kept"))
+    done = zygote.run(*words, "--set", "keep_documents=true", "--out", str(tmp_path / "kept"))
     assert done.returncode == 0, done.stderr
-    assert _remask(*words, "--out", str(tmp_path / "not")).returncode == 0
+    assert zygote.run(*words, "--out", str(tmp_path / "not")).returncode == 0
     kept = read_documents(tmp_path / "kept" / "documents", verify=True)
     assert sum(len(shard) for shard in kept.shards) == 40
     assert {text for shard in kept.shards for text in shard.texts()} == set(DOCUMENTS[:40])
@@ -271,30 +269,30 @@ def test_documents_are_kept_where_asked(corpus: Path, tmp_path: Path) -> None:
     open_artifact(tmp_path / "kept", "prepared", verify=True)
 
 
-def test_wordpiece_for_the_baseline(corpus: Path, tmp_path: Path) -> None:
+def test_wordpiece_for_the_baseline(corpus: Path, tmp_path: Path, zygote: Zygote) -> None:
     out = tmp_path / "out"
     words = ["prepare", str(corpus), "--out", str(out), "--vocab-size", "300", "--set", "tokenizer.kind=wordpiece"]
-    done = _remask(*words, "--set", "text.dedup.near=off", "--json")
+    done = zygote.run(*words, "--set", "text.dedup.near=off", "--json")
     assert done.returncode == 0, done.stderr
     tokenizer = load_tokenizer(out / "tokenizer")
     assert tokenizer.kind == "wordpiece"
     source = Tokens.open(out).sources["corpus"]
     assert "the fox number" in tokenizer.decode(source.ids[: source.document_offsets[1]])
     assert source.starts_word(np.arange(source.num_tokens)).mean() > 0.3
-    shown = _remask("inspect", str(out), "--example", "0").stdout
+    shown = zygote.run("inspect", str(out), "--example", "0").stdout
     assert shown.splitlines()[1].count(" ") > 20, "words run together"
 
 
-def test_settings_of_the_source_beside_its_paths(corpus: Path, tmp_path: Path) -> None:
+def test_settings_of_the_source_beside_its_paths(corpus: Path, tmp_path: Path, zygote: Zygote) -> None:
     table = tmp_path / "table.csv"
     lines = [line.replace('"', "") for path in sorted(corpus.rglob("*.txt")) for line in path.read_text().split("\n")]
     table.write_text("number,body\n" + "".join(f'{n},"{line} {n}"\n' for n, line in enumerate(lines) if line))
     words = ["prepare", str(table), "--out", str(tmp_path / "out"), "--vocab-size", "300", "--json"]
-    done = _remask(*words)
+    done = zygote.run(*words)
     assert done.returncode == 65
     assert "number, body" in done.stderr
     assert not (tmp_path / ".out.work").exists()
-    done = _remask(*words, "--set", "text.sources.text_columns=[body]")
+    done = zygote.run(*words, "--set", "text.sources.text_columns=[body]")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["documents"] > 0
 
@@ -313,9 +311,11 @@ def test_settings_of_the_source_beside_its_paths(corpus: Path, tmp_path: Path) -
         (["{corpus}", "--set", "text.sentences.newline=space"], 78, "tokenizer.newlines"),
     ],
 )
-def test_mistakes_end_in_one_line(words: list[str], code: int, message: str, corpus: Path, tmp_path: Path) -> None:
+def test_mistakes_end_in_one_line(
+    words: list[str], code: int, message: str, corpus: Path, tmp_path: Path, zygote: Zygote
+) -> None:
     words = [word.format(corpus=corpus) for word in words]
-    done = _remask("prepare", *words, "--out", str(tmp_path / "out"), "-q")
+    done = zygote.run("prepare", *words, "--out", str(tmp_path / "out"), "-q")
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -371,15 +371,15 @@ def test_a_ray_cluster_of_two_nodes_writes_the_same_bytes(corpus: Path, tmp_path
 
 
 def test_a_folder_of_an_earlier_version_is_not_refused_for_a_setting_it_did_not_have(
-    corpus: Path, tmp_path: Path
+    corpus: Path, tmp_path: Path, zygote: Zygote
 ) -> None:
     words = ["prepare", str(corpus), "--out", str(tmp_path / "out"), "--vocab-size", "300", "--workers", "1"]
-    assert _remask(*words).returncode == 0
+    assert zygote.run(*words).returncode == 0
     manifest = json.loads((tmp_path / "out" / "manifest.json").read_bytes())
     del manifest["config"]["tokenizer"]["chinese_words"], manifest["config"]["text"]["reading"]["lacking_columns"]
     manifest["fingerprint"] = artifacts._fingerprint(manifest)
     artifacts.write_json(tmp_path / "out" / "manifest.json", manifest)
-    again = _remask(*words)
+    again = zygote.run(*words)
     assert again.returncode == 0, again.stderr
     assert "already prepared" in again.stderr
-    assert _remask(*words, "--set", "tokenizer.newlines=token").returncode == 78
+    assert zygote.run(*words, "--set", "tokenizer.newlines=token").returncode == 78

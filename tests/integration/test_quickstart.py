@@ -5,21 +5,23 @@ from __future__ import annotations
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
 
 from remask.model.store import find_model
 
+from ..faults.zygote import Done, Zygote
+
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ["--set", "steps=6", "--set", "vocab_size=500", "--set", "preset=roberta_tiny", "--set", "seeds=1"]
+TINY = ["--set", "steps=3", "--set", "vocab_size=500", "--set", "preset=roberta_tiny", "--set", "seeds=1"]
 TINY += ["--set", "task_epochs=1", "--set", "task_passages=160", "--set", "heldout_fraction=0.2"]
-# One thread: two crawl beside another test.
-ENVIRONMENT = {**os.environ, "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
+Quickstart = Callable[..., Done]
 
 FEW = """The river froze early that year.
 Nobody had repaired the mill since spring.
@@ -30,9 +32,12 @@ Three boats came back without nets.
 """
 
 
-def quickstart(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "remask", "quickstart", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=ENVIRONMENT)
+@pytest.fixture(scope="module")
+def quickstart(zygote: Zygote) -> Quickstart:
+    def run(*words: str | Path, **how: Any) -> Done:
+        return zygote.run("quickstart", *words, **how)
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +59,10 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(texts: Path, quickstart: Quickstart, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("finished") / "out"
-    done = quickstart(str(texts), "--out", str(out), *TINY, "--json")
+    assert quickstart(f"{texts}-typo", "--out", out, *TINY).returncode == 66  # which does not claim the folder
+    done = quickstart(texts, "--out", out, *TINY, "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads((out / "quickstart.json").read_text())
     return out
@@ -64,7 +70,9 @@ def finished(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_python_documentation_all_the_way(tmp_path: Path) -> None:
     run = ROOT / "runs" / "smoke" / "quickstart.yaml"
-    done = quickstart(str(run), "--out", "out", cwd=tmp_path)
+    command = [sys.executable, "-m", "remask", "quickstart", str(run), "--out", "out", "--set", "steps=4"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # two threads crawl beside another test
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr
     for words in ("What it fills in", "Held-out loss", "which library is this passage from?", "Try next:"):
         assert words in done.stdout
@@ -116,35 +124,29 @@ def test_the_model_loads_in_transformers_and_answers_alike(finished: Path) -> No
     assert [a.score for a in ours] == pytest.approx(probs.topk(3).values.tolist(), abs=1e-4)
 
 
-def test_the_same_command_again_trains_nothing(finished: Path, texts: Path) -> None:
+def test_the_same_command_again_trains_nothing(finished: Path, texts: Path, quickstart: Quickstart) -> None:
     before = (finished / "pretrain/metrics.jsonl").read_bytes()
-    done = quickstart(str(texts), "--out", str(finished), *TINY)
+    done = quickstart(texts, "--out", finished, *TINY)
     assert done.returncode == 0, done.stderr
     assert (finished / "pretrain/metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize(
-    "stage, how",
+    "stage, how, code",
     [
-        ("count words", signal.SIGKILL),
-        ("pretrain", signal.SIGINT),
-        ("pretrain", signal.SIGKILL),
-        ("fine-tune (", signal.SIGINT),
+        ("count words", "SIGKILL", -9),
+        ("pretrain", "SIGINT", 75),
+        ("pretrain", "SIGKILL", -9),
+        ("fine-tune (", "SIGINT", 75),
     ],
 )
 def test_stopped_anywhere_the_same_command_ends_with_the_same_model(
-    finished: Path, texts: Path, tmp_path: Path, stage: str, how: signal.Signals
+    finished: Path, texts: Path, tmp_path: Path, quickstart: Quickstart, stage: str, how: str, code: int
 ) -> None:
-    command = [sys.executable, "-m", "remask", "quickstart", str(texts), "--out", str(tmp_path / "out"), *TINY]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT) as child:
-        assert child.stderr is not None
-        for line in child.stderr:
-            if line.startswith(stage):
-                child.send_signal(how)
-                break
-        child.communicate(timeout=120)
-    assert child.returncode == (75 if how == signal.SIGINT else -signal.SIGKILL)
-    done = quickstart(str(texts), "--out", str(tmp_path / "out"), *TINY)
+    stopped = quickstart(texts, "--out", tmp_path / "out", *TINY, signals=[(0.0, how)], line=stage)
+    assert stopped.returncode == code, stopped.stderr
+    assert not (tmp_path / "out" / "quickstart.json").exists()
+    done = quickstart(texts, "--out", tmp_path / "out", *TINY)
     assert done.returncode == 0, done.stderr
     one, two = (load_file(folder / "model/model.safetensors") for folder in (finished, tmp_path / "out"))
     assert one.keys() == two.keys()
@@ -161,7 +163,9 @@ def test_stopped_anywhere_the_same_command_ends_with_the_same_model(
         (lambda folder: (folder / "a.txt").write_text(FEW), 65, "bytes in many documents"),
     ],
 )
-def test_a_corpus_that_is_too_small_says_so(make, code: int, message: str, tmp_path: Path) -> None:
+def test_a_corpus_that_is_too_small_says_so(
+    make, code: int, message: str, tmp_path: Path, quickstart: Quickstart
+) -> None:
     (tmp_path / "texts").mkdir()
     make(tmp_path / "texts")
     done = quickstart("texts", "--out", "out", *TINY, cwd=tmp_path)
@@ -171,12 +175,7 @@ def test_a_corpus_that_is_too_small_says_so(make, code: int, message: str, tmp_p
     assert not (tmp_path / "out/model").exists()
 
 
-def test_a_mistyped_corpus_does_not_claim_the_folder(texts: Path, tmp_path: Path) -> None:
-    assert quickstart(f"{texts}-typo", "--out", str(tmp_path / "out"), *TINY).returncode == 66
-    assert quickstart(str(texts), "--out", str(tmp_path / "out"), *TINY, "--set", "steps=1").returncode == 0
-
-
-def test_refusals(finished: Path, texts: Path, tmp_path: Path) -> None:
+def test_refusals(finished: Path, texts: Path, tmp_path: Path, quickstart: Quickstart) -> None:
     changed = quickstart(str(texts), "--out", str(finished), *TINY, "--minutes", "3")
     assert changed.returncode == 78
     assert "minutes 5.0 -> 3.0" in changed.stderr

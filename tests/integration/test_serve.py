@@ -18,6 +18,7 @@ import pytest
 import remask
 from remask.serve.schemas import TASKS
 
+from ..faults.zygote import Zygote
 from ..serving import Served, environment, serving, tiny_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -377,12 +378,11 @@ def test_the_documents_of_the_requests_are_strict(served: Served) -> None:
     ],
 )
 def test_what_cannot_be_served_is_one_line(
-    served: Served, models: dict[str, Path], tmp_path: Path, words: list[str], code: int, message: str
+    served: Served, models: dict[str, Path], tmp_path: Path, zygote: Zygote, words: list[str], code: int, message: str
 ) -> None:
     places = {"MODEL": str(models["lm"]), "EMPTY": str(tmp_path), "PORT": str(served.port)}
     words = [re.sub("MODEL|EMPTY|PORT", lambda found: places[found[0]], word) for word in words]
-    command = [sys.executable, "-m", "remask", "serve", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment(), cwd=ROOT)
+    done = zygote.run("serve", *words, cwd=ROOT)
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -433,12 +433,11 @@ def test_the_readmes_client_works_as_printed(served: Served) -> None:
         assert done.stdout.strip()
 
 
-def test_a_run_file_serves_as_the_words_do(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_run_file_serves_as_the_words_do(models: dict[str, Path], tmp_path: Path, zygote: Zygote) -> None:
     file = tmp_path / "serve.yaml"
     file.write_text(json.dumps({"models": [f"a={models['lm']}"], "port": 0, "limits": {"max_wait_ms": 0.0}}))
-    command = [sys.executable, "-m", "remask", "serve", str(file)]
-    done = subprocess.run([*command, "--dry-run"], capture_output=True, text=True, timeout=60, env=environment())
+    done = zygote.run("serve", file, "--dry-run")
     assert done.returncode == 0, done.stderr
-    done = subprocess.run([*command, "--print-config", "--token", "s3cret"], capture_output=True, text=True, timeout=60)
+    done = zygote.run("serve", file, "--print-config", "--token", "s3cret")
     assert "max_wait_ms: 0.0" in done.stdout
     assert "s3cret" not in done.stdout

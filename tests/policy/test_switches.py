@@ -7,6 +7,7 @@ outputs and batches are at hand; here those of the whole pretraining and prepari
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ ELSEWHERE = {
 }
 
 
+MADE: dict[str, Any] = {}
+
+
+def made_once(make: Callable[..., Any], settings: dict[str, Any], data: Path, out: Path) -> Any:
+    """What the run gives that many switches start from."""
+    key = f"{make.__name__} {json.dumps(settings, sort_keys=True)}"
+    if key not in MADE:
+        MADE[key] = make(settings, data, out)
+    return MADE[key]
+
+
 def result_of(settings: dict[str, Any], prepared: Path, out: Path) -> dict[str, Any]:
     """The weights after a few steps, by name."""
     from safetensors.numpy import load_file
@@ -83,7 +95,7 @@ def test_every_switch_of_training_is_live(one: Switch, tiny_prepared: Path, tmp_
     import numpy as np
 
     needs = NEEDS.get(one.key, {})
-    before = result_of(needs, tiny_prepared, tmp_path / "before")
+    before = made_once(result_of, needs, tiny_prepared, tmp_path / "before")
     default = {**TINY, **needs}.get(one.key, one.default)
     for number, value in enumerate(value for value in one.values if value != default):
         after = result_of({**needs, one.key: value}, tiny_prepared, tmp_path / str(number))
@@ -101,9 +113,10 @@ When the bell of the church struck six she sat down on the steps and began to wr
 It was a long letter, with many questions, and she did not believe that he would ever find the time to answer it."""
 
 
-def corpus(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text in which every switch of preparing finds something to do."""
-    folder.mkdir()
+    folder = tmp_path_factory.mktemp("texts")
     story = "Once there was a king who had three sons and a garden. Dr. Bird sang z. B. in the tree.\nHe left.\n"
     letters = "abcdefghij"
     lines = [
@@ -168,10 +181,9 @@ PREPARE_SWITCHES = list(switches(prepare.PrepareRun))
 
 
 @pytest.mark.parametrize("one", PREPARE_SWITCHES, ids=lambda one: one.key)
-def test_every_switch_of_preparing_is_live(one: Switch, tmp_path: Path) -> None:
-    texts = corpus(tmp_path / "texts")
+def test_every_switch_of_preparing_is_live(one: Switch, texts: Path, tmp_path: Path) -> None:
     needs = PREPARE_NEEDS.get(one.key, {})
-    before = shards_of(needs, texts, tmp_path / "before")
+    before = made_once(shards_of, needs, texts, tmp_path / "before")
     default = {**PREPARE, **needs}.get(one.key, one.default)
     turned = [value for value in one.values if value != default]
     changed = {}
@@ -356,7 +368,7 @@ def finetuned(settings: dict[str, Any], start: Path, out: Path) -> Any:
 @pytest.mark.parametrize("one", FINETUNE_SWITCHES, ids=lambda one: one.key)
 def test_every_switch_of_fine_tuning_is_live(one: Switch, start: Path, tmp_path: Path) -> None:
     needs = FINETUNE_NEEDS.get(one.key, {})
-    before = finetuned(needs, start, tmp_path / "before")
+    before = made_once(finetuned, needs, start, tmp_path / "before")
     default = {**FINETUNE, **needs}.get(one.key, one.default)
     turned = [value for value in one.values if value != default]
     assert turned
