@@ -26,8 +26,8 @@ from remask.model.shapes import to_device
 # Q queries and L keys of a block, X blocks of a row (1 x S x S without blocks).
 
 _BLOCK = 64  # smallest block of local attention; a block sees itself and its two neighbours
-_LONG = 1024  # from here on the products' S x S probabilities cost more than the library's slower backward pass
-_FEW = 64  # tokens up to which one call is faster than several, whatever it computes
+LONG = 1024  # from here on the products' S x S probabilities cost more than the library's slower backward pass
+FEW = 64  # tokens up to which one call is faster than several, whatever it computes
 
 
 @dataclass
@@ -58,6 +58,10 @@ class Sight:
                 _behind={},
             )
         return self._behind[prefix_length]
+
+    @property
+    def hides_padding_alone(self) -> bool:
+        return not self.causal and self.document_ids_BS is None and self.hidden_tokens_BS is None
 
     def block(self, window: int | None) -> int | None:
         """The block size for a window; None: all keys at once, which is less work on short rows."""
@@ -148,9 +152,9 @@ def _by_products(qkv_3BNSK: torch.Tensor, block: int | None) -> bool:
     """Whether products are the faster kernel here. Without a backward pass the library's is in fp32, and in bf16 for
     one short row."""
     _, num_rows, _, size, _ = qkv_3BNSK.shape
-    if qkv_3BNSK.device.type != "cpu" or (block or size) >= _LONG:
+    if qkv_3BNSK.device.type != "cpu" or (block or size) >= LONG:
         return False
-    return torch.is_grad_enabled() or (qkv_3BNSK.dtype != torch.float32 and num_rows * size > _FEW)
+    return torch.is_grad_enabled() or (qkv_3BNSK.dtype != torch.float32 and num_rows * size > FEW)
 
 
 def _dropped(

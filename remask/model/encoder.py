@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from remask.errors import DataError
 from remask.model.adalora import Ration
 from remask.model.attention import Sight, attend, hidden_tokens, rotary_angles, rotate
+from remask.model.gathered import ByHead, is_faster
 from remask.model.hashed import attend_hashed
 from remask.model.noise import Noise, Site
 from remask.model.settings import ModelSettings
@@ -244,8 +245,9 @@ class Attention(SubLayer):
         settings = self.settings
         window = settings.window(layer)
         qkv_TM = self.qkv(x_TD)
-        if view.is_end_to_end(settings, layer, qkv_TM, noise):
-            x_TD = self._end_to_end(qkv_TM, layer, view, noise)
+        gathers = view.is_gathered(settings, layer, qkv_TM, noise)
+        if gathers or view.is_end_to_end(settings, layer, qkv_TM, noise):
+            x_TD = view.gathered(qkv_TM, settings) if gathers else self._end_to_end(qkv_TM, layer, view, noise)
             if view.kept is not None and layer == settings.num_layers - 1:
                 x_TD = _Unpad.apply(x_TD[None], view.kept.tokens_K)
             return self.output(x_TD)
@@ -371,6 +373,7 @@ class View:
 
     def __post_init__(self) -> None:
         self._angles: dict[tuple[float, bool], tuple[torch.Tensor, torch.Tensor]] = {}
+        self._by_head: ByHead | None = None
 
     def angles(self, base: float, head_size: int, end_to_end: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
         """`end_to_end`: of the computed tokens as one row."""
@@ -395,6 +398,20 @@ class View:
         if qkv_TM.is_cuda and has_kernel(qkv_TM.device, qkv_TM.dtype):
             return True
         return settings.attention_kernel == "varlen" and (noise is None or settings.attention_dropout == 0.0)
+
+    def is_gathered(self, settings: ModelSettings, layer: int, qkv_TM: torch.Tensor, noise: Noise | None) -> bool:
+        """Whether a layer attends by gathered rows: on CPUs in bf16, where nothing learns or is hidden but padding."""
+        if settings.attention_kernel != "auto" or noise is not None or settings.is_hashed(layer):
+            return False
+        if settings.window(layer) is not None or settings.positions == "rotary" or settings.prefix_length:
+            return False
+        return self.sight.hides_padding_alone and is_faster(qkv_TM, self.sight.num_positions)
+
+    def gathered(self, qkv_TM: torch.Tensor, settings: ModelSettings) -> torch.Tensor:
+        """attended_TD."""
+        if self._by_head is None:
+            self._by_head = ByHead.of(self.rows.lengths, self.rows.computed, settings.num_heads, qkv_TM.dtype)
+        return self._by_head.attend(qkv_TM)
 
     def per_row(self, num_tokens: int) -> list[int]:
         """How many of so many tokens laid end to end are of which row."""
