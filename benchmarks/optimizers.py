@@ -1,7 +1,7 @@
 """A step with Muon beside the same step with AdamW: our loop, the same weights, rows and precision, turn by turn.
 
-Muon multiplies every hidden matrix with itself fifteen times a step, whatever the batch: its share is the larger, the
-fewer tokens a step has. Figures are seconds a step; `ratio` is Muon's over AdamW's, less is better.
+Muon makes fifteen to eighteen products for every hidden matrix and step, whatever the batch: its share is the larger,
+the fewer tokens a step has. Figures are seconds a step; `ratio` is Muon's over AdamW's, less is better.
 
     python benchmarks/optimizers.py --size small --length 128 --batch 16 --precision bf16 [--json]
 """
