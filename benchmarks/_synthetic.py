@@ -48,7 +48,7 @@ def portions(kind: str, num_bytes: int) -> list[Stream]:
 def block(kind: str, portion: int, number: int) -> bytes:
     """A million bytes in lines of 40 words."""
     draw = np.random.default_rng([portion, number])
-    table, width = names(kind), 6 if kind == "spaces" else 7
+    table, width = names(kind), 5  # bytes of a word at least, on average
     ranks = np.floor(draw.random(BLOCK_BYTES // width) ** (-1 / (EXPONENT - 1))).clip(max=1e15).astype(np.int64) - 1
     new = ranks >= KNOWN
     words = table[np.where(new, ranks % KNOWN, ranks)]

@@ -137,8 +137,8 @@ def peers(model: Any, rows: Rows, options: argparse.Namespace, folder: Path) -> 
     arguments = TrainingArguments(
         output_dir=str(folder), per_device_train_batch_size=options.batch, max_steps=options.steps + 1,
         learning_rate=2e-5, warmup_steps=2, weight_decay=0.1, bf16=options.precision == "bf16",
-        use_cpu=options.device == "cpu", report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False,
-        dataloader_num_workers=0, dataloader_pin_memory=options.device == "cuda",
+        use_cpu=options.device == "cpu", report_to=[], save_strategy="no", logging_strategy="no", disable_tqdm=True,
+        remove_unused_columns=False, dataloader_num_workers=0, dataloader_pin_memory=options.device == "cuda",
         logging_nan_inf_filter=False,  # which would make a GPU wait in every step
     )  # fmt: skip
     Trainer(model, arguments, train_dataset=data, data_collator=collate, callbacks=[Times()]).train()  # type: ignore

@@ -109,7 +109,7 @@ def ready(
 ) -> tuple[torch.Tensor, int, ReadyView, DrawnNoise | None]:
     """What SubLayer.compute takes, with nothing left in it that is no tensor program."""
     settings = part.settings
-    is_last = view.kept is not None and layer == settings.num_layers - 1
+    is_last = part.attends and view.kept is not None and layer == settings.num_layers - 1
     same = layer if is_last else part.first_alike(layer)
     rows = ReadyRows(len(view.rows.lengths), view.rows.num_positions, view.rows.tokens_T)
     num_tokens = len(x_TD)

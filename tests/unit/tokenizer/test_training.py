@@ -178,7 +178,7 @@ def test_a_table_that_is_written_out_when_full_counts_the_same(tmp_path: Path, m
     assert merges["bounded"] == merges["free"]
     assert len(merges["free"]) == 400 - 261
     assert len(most) > 3
-    assert max(most) < 50 + 110  # what was there, and one block's words
+    assert max(most) < table.num_distinct / 3  # what was there, and one block's words
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bounded", "bounded.json", "free", "free.json"]
 
 
