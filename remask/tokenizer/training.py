@@ -47,7 +47,7 @@ SAMPLE_MERGES = 300
 # Beyond this much text all counts are divided alike: the trainers want words, not counts, and hold them in memory.
 TRAINING_BYTES = 128_000_000
 # Of all distinct words together: a trainer holds about 60 bytes for each of theirs.
-DISTINCT_BYTES = 16_000_000
+DISTINCT_BYTES = 24_000_000
 TABLE_WORDS = 500_000  # that a worker counts before it writes them out: about 100 MB, at most 256 bytes a word
 _OPEN_FILES = 200  # merged at a time
 _WHITE = re.compile(r"^\s|\s$")
