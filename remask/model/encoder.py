@@ -417,7 +417,7 @@ class View:
             return False
         if self.sight.hidden_tokens_BS is not None or settings.prefix_length or torch.compiler.is_exporting():
             return False
-        if has_kernel(device, dtype):
+        if device.type != "cpu" and has_kernel(device, dtype):
             return True
         return settings.attention_kernel == "varlen" and (noise is None or settings.attention_dropout == 0.0)
 
