@@ -4,6 +4,7 @@ Each script measures both sides alternating in one run and ends with a JSON line
 unit (a script may print several such lines). Results go to benchmarks/results/<hardware>-<date>.json, beside earlier
 ones of that day; docs/speed.md shows the newest figure of every row on that hardware. `--quick` runs everything at a
 tiny size and keeps nothing.
+Where there is a GPU, pretraining and fine-tuning are measured there first.
 """
 
 from __future__ import annotations
@@ -23,11 +24,19 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from _claims import COMMANDS, table  # noqa: E402
+from _claims import COMMANDS, GPU_COMMANDS, table  # noqa: E402
+from _device import has_gpu  # noqa: E402
 from _page import write_page  # noqa: E402
 from _rig import environment, num_cores  # noqa: E402
 
 PACKAGES = ("torch", "transformers", "accelerate", "onnxruntime", "openvino")
+
+
+def hardware() -> str:
+    import torch
+
+    cards = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return " and ".join([f"{processor()} x{num_cores()}", *cards])
 
 
 def processor() -> str:
@@ -51,7 +60,7 @@ def main() -> None:
         parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(scripts)}")
     rows: list[dict[str, Any]] = []
     failed = []
-    for command in COMMANDS:
+    for command in [*(GPU_COMMANDS if has_gpu() else ()), *COMMANDS]:
         words = command.quick if chosen.quick else command.words
         if command.script not in (chosen.names or scripts) or (chosen.quick and not words) or chosen.only not in words:
             continue
@@ -85,28 +94,28 @@ def run(script: str, words: list[str], threads: int) -> tuple[list[dict[str, Any
 
 
 def keep(rows: list[dict[str, Any]]) -> None:
-    hardware = f"{processor()} x{num_cores()}"
+    machine = hardware()
     date = datetime.date.today().isoformat()
     folder = HERE / "results"
     folder.mkdir(exist_ok=True)
-    slug = re.sub(r"[^a-z0-9]+", "-", hardware.lower()).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
     path = folder / f"{slug}-{date}.json"
     known = json.loads(path.read_text())["rows"] if path.exists() else []
     fresh = {(row["benchmark"], row.get("name")) for row in rows}
     rows = [row for row in known if (row["benchmark"], row.get("name")) not in fresh] + rows
-    results = {"hardware": hardware, "date": date, "versions": versions(), "rows": rows}
+    results = {"hardware": machine, "date": date, "versions": versions(), "rows": rows}
     path.write_text(json.dumps(results, indent=1) + "\n")
-    write_page(newest(hardware), HERE.parent / "docs")
+    write_page(newest(machine), HERE.parent / "docs")
 
 
-def newest(hardware: str) -> dict[str, Any]:
+def newest(machine: str) -> dict[str, Any]:
     """The last figure of every row on a kind of machine, each with its date."""
     files = [json.loads(path.read_text()) for path in (HERE / "results").glob("*.json")]
     rows: dict[tuple[str, str | None], dict[str, Any]] = {}
-    for results in sorted((f for f in files if f["hardware"] == hardware), key=lambda f: f["date"]):
+    for results in sorted((f for f in files if f["hardware"] == machine), key=lambda f: f["date"]):
         for row in results["rows"]:
             rows[row["benchmark"], row.get("name")] = {**row, "date": results["date"]}
-    return {"hardware": hardware, "rows": list(rows.values())}
+    return {"hardware": machine, "rows": list(rows.values())}
 
 
 def versions() -> dict[str, str]:

@@ -78,6 +78,16 @@ def _all() -> list[Command]:
 
 COMMANDS = _all()
 
+# Where there is a GPU, before all others. Nobody has measured them yet, so they are held against nothing.
+GPU_COMMANDS = [
+    Command("pretrain", "--size base --length 512 --batch 32 --steps 20 --warm 10 --device cuda"),
+    Command("pretrain", "--size large --length 512 --batch 16 --steps 20 --warm 10 --device cuda"),
+    Command("memory", "--size base --length 512 --batch 32 --device cuda"),
+    Command("memory", "--size large --length 512 --batch 16 --device cuda"),
+    Command("finetune", "--size base --length 24 --batch 32 --steps 50 --rounds 5 --device cuda"),
+    Command("finetune", "--size base --length 52 --batch 32 --steps 50 --rounds 5 --device cuda"),
+]
+
 
 def _claims() -> dict[str, Claim]:
     found: dict[str, Claim] = {"loss curves of 50 steps, 6 x 384 (peer: the bound)": Claim(1.0, 1.0)}

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _rig import Turns, forget_peak, memory_mb
+from _device import begin_memory, peak_memory, settle
+from _rig import Turns
 
 # layers, width, heads, FFN, vocabulary. Base has RoBERTa's own vocabulary.
 SIZES = {
     "tiny": (2, 64, 2, 128, 1_024),
     "small": (6, 384, 6, 1536, 16_384),
     "base": (12, 768, 12, 3072, 50_265),
+    "large": (24, 1024, 16, 4096, 50_265),
 }
 LEARNING_RATE, WARMUP_STEPS, CLIP, WEIGHT_DECAY, BETA2, EPSILON = 5e-4, 10, 1.0, 0.01, 0.98, 1e-6
 
@@ -48,6 +50,7 @@ def add_options(parser: argparse.ArgumentParser, *, size: str, length: int, batc
 def words_for(options: argparse.Namespace, work: Path) -> list[str]:
     """The options that a side needs, as words of its command line."""
     names = ["size", "length", "batch", "precision", "dropout", "steps", "warm", "rounds", "threads"]
+    names += ["device"] if "device" in options else []
     return [word for name in names for word in (f"--{name}", str(getattr(options, name)))] + ["--work", str(work)]
 
 
@@ -66,6 +69,11 @@ def prepare(options: argparse.Namespace, work: Path) -> None:
     torch.manual_seed(0)
     RobertaForMaskedLM(config).save_pretrained(work / "model")
     write_tokens(work / "prepared", vocab_size, num_steps(options) * options.batch * options.length)
+
+
+def device_of(options: argparse.Namespace) -> str:
+    """Most scripts are about CPUs alone."""
+    return getattr(options, "device", "cpu")
 
 
 def num_steps(options: argparse.Namespace) -> int:
@@ -147,7 +155,8 @@ def last_words(losses: list[float], seen: set[str], options: argparse.Namespace,
     assert seen == {wanted}, f"products ran in {seen}, not in {wanted}"
     assert losses
     assert all(math.isfinite(loss) for loss in losses), "a loss is not finite"
-    return {"dtype": wanted, "first_loss": losses[0], "last_loss": losses[-1], "peak_mb": memory_mb("VmHWM"), **more}
+    peak = peak_memory(device_of(options))
+    return {"dtype": wanted, "first_loss": losses[0], "last_loss": losses[-1], "peak_mb": peak, **more}
 
 
 class Enough(Exception):
@@ -170,8 +179,7 @@ def run_ours(options: argparse.Namespace, turns: Turns, network: Any = None, wor
     from remask.train.training import Training
 
     torch.set_num_threads(options.threads)
-    imported = memory_mb("VmRSS")
-    forget_peak()
+    imported = begin_memory(device_of(options))
     batches = our_batches(options, options.work, world)
     network = open_model(options.work / "model").network if network is None else network
     assert network.settings.dropout == network.settings.attention_dropout == options.dropout
@@ -188,7 +196,7 @@ def run_ours(options: argparse.Namespace, turns: Turns, network: Any = None, wor
 
     settings = TrainSettings(
         steps=num_steps(options), learning_rate=LEARNING_RATE, warmup=WARMUP_STEPS, weight_decay=WEIGHT_DECAY,
-        beta2=BETA2, epsilon=EPSILON, clip=CLIP, precision=options.precision, device="cpu", save_every=0,
+        beta2=BETA2, epsilon=EPSILON, clip=CLIP, precision=options.precision, device=device_of(options), save_every=0,
         eval_every=0, log_every=1, optimizer=getattr(options, "optimizer", "adamw"),
         overlap=bool(getattr(options, "overlap", True)),
     )  # fmt: skip
@@ -209,8 +217,9 @@ def run_ours(options: argparse.Namespace, turns: Turns, network: Any = None, wor
     return last_words(losses, seen, options, imported_mb=imported)
 
 
-def in_order(losses: list[float]) -> Any:
-    """transformers' Trainer on the rows as they come, noting the loss of every step."""
+def in_order(losses: list[Any]) -> Any:
+    """transformers' Trainer on the rows as they come, noting the loss of every step: as a tensor, which nobody waits
+    for."""
     from torch.utils.data import SequentialSampler
     from transformers import Trainer
 
@@ -220,7 +229,7 @@ def in_order(losses: list[float]) -> Any:
 
         def compute_loss(self, *given: Any, **named: Any) -> Any:
             loss = super().compute_loss(*given, **named)
-            losses.append(float((loss[0] if isinstance(loss, tuple) else loss).detach()))
+            losses.append((loss[0] if isinstance(loss, tuple) else loss).detach())
             return loss
 
     return InOrder
@@ -231,11 +240,10 @@ def run_peer(options: argparse.Namespace, turns: Turns, attention: str) -> dict[
     import torch
     from transformers import DataCollatorForLanguageModeling, RobertaForMaskedLM, TrainerCallback, TrainingArguments
 
-    losses: list[float] = []
+    losses: list[Any] = []
     trainer = in_order(losses)  # here, since what it imports is not the step's memory
     torch.set_num_threads(options.threads)
-    imported = memory_mb("VmRSS")
-    forget_peak()
+    imported = begin_memory(device_of(options))
     vocab_size = SIZES[options.size][4]
     rows = plain_rows(
         our_batches(options, options.work), num_steps(options) * options.batch, Vocabulary(vocab_size).special_ids
@@ -261,12 +269,14 @@ def run_peer(options: argparse.Namespace, turns: Turns, attention: str) -> dict[
         output_dir=str(options.work / f"peer-{attention}"), per_device_train_batch_size=options.batch,
         max_steps=num_steps(options), learning_rate=LEARNING_RATE, warmup_steps=WARMUP_STEPS,
         weight_decay=WEIGHT_DECAY, adam_beta2=BETA2, adam_epsilon=EPSILON, max_grad_norm=CLIP,
-        optim="adamw_torch_fused", bf16=options.precision == "bf16", use_cpu=True, report_to=[], save_strategy="no",
-        logging_strategy="no", disable_tqdm=True, remove_unused_columns=False, dataloader_num_workers=0,
-        dataloader_pin_memory=False,
+        optim="adamw_torch_fused", bf16=options.precision == "bf16", use_cpu=device_of(options) == "cpu", report_to=[],
+        save_strategy="no", logging_strategy="no", disable_tqdm=True, remove_unused_columns=False,
+        dataloader_num_workers=0, dataloader_pin_memory=device_of(options) == "cuda",
+        logging_nan_inf_filter=False,  # which would make a GPU wait in every step
     )  # fmt: skip
     trainer(model, arguments, train_dataset=rows, data_collator=collate, callbacks=[Paced()]).train()
-    return last_words(losses, seen, options, imported_mb=imported, attention=attention)
+    numbers = [float(loss) for loss in losses]
+    return last_words(numbers, seen, options, imported_mb=imported, attention=attention)
 
 
 def run_side(options: argparse.Namespace) -> None:
@@ -274,7 +284,7 @@ def run_side(options: argparse.Namespace) -> None:
     import torch
 
     torch.manual_seed(1)
-    turns = Turns(options.steps, options.warm)
+    turns = Turns(options.steps, options.warm, settle=lambda: settle(device_of(options)))
     if options.side == "ours":
         turns.last(run_ours(options, turns))
     else:

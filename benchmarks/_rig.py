@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -137,11 +137,12 @@ def take_turns(
 class Turns:
     """The child's end: `done()` after every step, rounds of `steps` steps, the first `warm` steps belong to none.
 
-    Without a parent (`alone`) it measures one round and ends.
+    Without a parent (`alone`) it measures one round and ends. `settle` waits for what a device still computes: a round
+    begins and ends with an idle one, and between its steps nobody waits.
     """
 
-    def __init__(self, steps: int, warm: int, alone: bool = False) -> None:
-        self._steps, self._warm, self._alone = steps, warm, alone
+    def __init__(self, steps: int, warm: int, alone: bool = False, settle: Callable[[], None] = lambda: None) -> None:
+        self._steps, self._warm, self._alone, self._settle = steps, warm, alone, settle
         self._told = sys.stdout
         sys.stdout = sys.stderr  # libraries that print must not speak in our name
         self._count = -warm
@@ -155,10 +156,12 @@ class Turns:
         if self._count > 0:
             self._tokens += tokens
         if self._count == 0:
+            self._settle()
             self._say({"ready": True})
             return self._wait()
         if self._count < self._steps:
             return True
+        self._settle()
         self.first = {"seconds": time.perf_counter() - self._began, "tokens": self._tokens, "steps": self._steps}
         if self._alone:
             return False

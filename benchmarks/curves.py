@@ -77,7 +77,7 @@ def peer_losses(options: argparse.Namespace, work: Path) -> list[float]:
     import torch
     from transformers import RobertaForMaskedLM, TrainingArguments
 
-    losses: list[float] = []
+    losses: list[Any] = []
 
     def collate(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
         batch = {name: torch.stack([row[name] for row in rows]) for name in ("input_ids", "labels")}
@@ -93,7 +93,7 @@ def peer_losses(options: argparse.Namespace, work: Path) -> list[float]:
     model = RobertaForMaskedLM.from_pretrained(work / "model")
     rows = masked_rows(options, work)
     in_order(losses)(model, arguments, train_dataset=rows, data_collator=collate).train()
-    return losses
+    return [float(loss) for loss in losses]
 
 
 def main() -> None:

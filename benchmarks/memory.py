@@ -13,6 +13,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from _device import device_option, peer_attentions, where
 from _pretraining import add_options, prepare, run_side, words_for
 from _rig import common_options, fastest, sides, tell
 
@@ -20,12 +21,13 @@ from _rig import common_options, fastest, sides, tell
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_options(parser, size="base", length=512, batch=8)
+    device_option(parser)
     common_options(parser, rounds=3)
     parser.set_defaults(steps=3, warm=1, allocator="plain")
     options = parser.parse_args()
     if options.side:
         return run_side(options)
-    names = ["ours", "transformers-sdpa", "transformers-eager"]
+    names = ["ours", *(f"transformers-{name}" for name in peer_attentions(options.device, options.precision))]
     held: dict[str, list[float]] = {name: [] for name in names}
     imported: dict[str, list[float]] = {name: [] for name in names}
     rounds, options.rounds = options.rounds, 1  # a round is a process
@@ -41,8 +43,9 @@ def main() -> None:
     best = fastest({name: held[name] for name in names[1:]}, less_is_better=True)
     ratios = [ours / peer for ours, peer in zip(held["ours"], held[best], strict=True)]
     medians = {name: round(statistics.median(values), 1) for name, values in held.items()}
+    shape = f"{options.size}, {options.length} x {options.batch}, {options.precision}"
     result = {
-        "name": f"peak memory of a step, {options.size}, {options.length} x {options.batch}, {options.precision}",
+        "name": f"peak memory of a step, {shape}{where(options.device)}",
         "ratio": round(statistics.median(ratios), 3),
         "peer": medians[best],
         "ours": medians["ours"],
@@ -51,7 +54,7 @@ def main() -> None:
         "peer_name": best,
         "peers": {name: medians[name] for name in names[1:]},
         "after_imports_mb": {name: round(statistics.median(values), 1) for name, values in imported.items()},
-        "counted": "peak resident memory above that after the imports",
+        "counted": "peak memory (resident; on a GPU that of torch's allocator) above that after the imports",
     }
     tell(result, options)
 

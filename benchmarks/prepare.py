@@ -5,8 +5,11 @@ tokenise   token shards beside run_mlm.py's datasets.map recipe (tokenise, then 
 train      the vocabulary, beside `tokenizers` alone on the same lines, and whether the merges are the same
 memory     the most that the process or one of its workers holds while the corpus is streamed N times over
 whole      the whole of `remask prepare` on the corpus, seconds and share of each step
+vocabulary a vocabulary from so many gigabytes of made-up text, with spaces and without: seconds, and the most that the
+           process or a worker holds, beside the bound; the disk takes counts only (without spaces: as much as the text)
 
     python benchmarks/prepare.py [--corpus FILE.txt.xz] [--megabytes 8] [--parts tokenise,train] [--json]
+    python benchmarks/prepare.py --parts vocabulary --gigabytes 10 [--text none]
 
 One JSON line a figure, with name, ratio, peer, ours and unit; the last is tokenising with the extra, where asked for.
 """
@@ -14,6 +17,7 @@ One JSON line a figure, with name, ratio, peer, ours and unit; the last is token
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import lzma
 import os
@@ -25,9 +29,13 @@ import time
 from itertools import chain
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import IO, Any
 
-PARTS = ("whole", "memory", "train", "tokenise")
+from _rig import memory_mb
+from _synthetic import KINDS, portions
+
+PARTS = ("whole", "memory", "train", "tokenise")  # on the corpus
+BOUND_MB = 2048  # of a process, whatever the text
 
 
 def read_documents_of(path: Path, megabytes: float | None) -> list[str]:
@@ -175,11 +183,11 @@ def measure_train(options: argparse.Namespace, documents: list[str], work: Path)
         seconds["peer"].append(time.perf_counter() - start)
         start = time.perf_counter()
         tasks = [
-            training.CountTask(blocks, folder / f"{n}.counts", settings, True)
+            training.CountTask(blocks, folder / f"{n}.counts", folder / f"{n}.json", settings, True)
             for n, blocks in enumerate(plan_blocks(shards))
         ]
         run_tasks(training.count_words, tasks, workers=options.processes)
-        words, _ = training.merge_counts([task.out for task in tasks], settings.max_distinct_words)
+        words = training.merge_counts([task.out for task in tasks], settings.max_distinct_words).words
         assert training.gigatoken_agrees(words)
         ours = training.train_tokenizer(words, settings, True)
         seconds["ours"].append(time.perf_counter() - start)
@@ -197,6 +205,67 @@ def measure_train(options: argparse.Namespace, documents: list[str], work: Path)
         "rounds": [round(value, 2) for value in ratios],
     }
     return [facts]
+
+
+# ---------------------------------------------------------------------------------------------------- vocabulary
+
+
+def train_on_stream(options: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """The steps of `remask prepare` that make a vocabulary, on text that exists only while it is read."""
+    import resource
+
+    from remask.config import fingerprint
+    from remask.tokenizer import training
+    from remask.tokenizer.settings import TokenizerSettings
+    from remask.workers import run_tasks
+
+    settings = TokenizerSettings(vocab_size=options.vocab_size)
+    streams = portions(options.text, int(options.gigabytes * 1e9))
+    fast = options.accelerator == "auto" and importlib.util.find_spec("gigatoken") is not None
+    tasks: list[Any] = [
+        training.CountTask(stream, work / f"{n}.counts", work / f"{n}.json", settings, fast)  # type: ignore[arg-type]
+        for n, stream in enumerate(streams)
+    ]
+    begun = time.perf_counter()
+    run_tasks(training.count_words, tasks, workers=options.processes)
+    counted = time.perf_counter()
+    disk = sum(task.out.stat().st_size for task in tasks) / 1e6
+    table = training.merge_counts([task.out for task in tasks], settings.max_distinct_words)
+    merged = time.perf_counter()
+    tokenizer = training.train_tokenizer(table.words, settings, fast and training.gigatoken_agrees(table.words))
+    done = time.perf_counter()
+    steps = {"count": counted - begun, "merge": merged - counted, "train": done - merged}
+    worker_mb = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    return {
+        "seconds": round(done - begun, 1),
+        "steps": {name: round(seconds, 1) for name, seconds in steps.items()},
+        "parent_mb": round(memory_mb("VmHWM")),
+        "worker_mb": round(worker_mb),
+        "counts_mb": round(disk),
+        "distinct_words": table.num_distinct,
+        "words_learned_from": len(table.words),
+        "share_of_the_text": round(table.kept_share, 4),
+        "entries": tokenizer.vocab_size,
+        "merges": fingerprint(tokenizer.description["model"]["merges"])[:16],  # the same from any number of processes
+    }
+
+
+def measure_vocabulary(options: argparse.Namespace, told: IO[str]) -> None:
+    """Each kind of text in a process of its own, for its memory to be its own."""
+    for kind in KINDS if options.text is None else [options.text]:
+        words = ["--parts", "vocabulary", "--gigabytes", str(options.gigabytes), "--text", kind, "--side", "alone"]
+        words += ["--processes", str(options.processes), "--vocab-size", str(options.vocab_size)]
+        words += ["--accelerator", options.accelerator]
+        environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+        done = subprocess.run([sys.executable, __file__, *words], env=environment, stdout=subprocess.PIPE, check=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        held = max(found["parent_mb"], found["worker_mb"])
+        name = f"prepare: a vocabulary of {options.vocab_size:,} from {options.gigabytes:g} GB of text {KINDS[kind]}"
+        if not options.json:
+            print(f"{name}: {found['seconds']} s, {held} MB held at most")
+        facts = {"name": f"{name}, memory (peer: the bound)", "ratio": round(BOUND_MB / held, 2), "peer": BOUND_MB}
+        print(json.dumps({**facts, "ours": held, "unit": "MB", **found, "processes": options.processes}), file=told)
+        told.flush()
 
 
 # ------------------------------------------------------------------------------------- whole runs, in a process
@@ -284,7 +353,11 @@ def main() -> None:
         "--tokenizer", type=Path, help="vocabulary for the part tokenise; else one of 16,384 is trained"
     )
     parser.add_argument("--megabytes", type=float, help="only the first so many")
-    parser.add_argument("--parts", default="train,tokenise", help=f"of {','.join(PARTS)}, or all")
+    parser.add_argument("--parts", default="train,tokenise", help=f"of {','.join(PARTS)}, or all; or vocabulary")
+    parser.add_argument("--gigabytes", type=float, default=10.0, help="of text, for the part vocabulary")
+    parser.add_argument("--text", choices=KINDS, help="of the part vocabulary: what stands between words; else both")
+    parser.add_argument("--accelerator", default="auto", choices=["auto", "none"], help="of the part vocabulary")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--vocab-size", type=int, default=16384)
@@ -292,6 +365,11 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="settings for the parts memory and whole")
     parser.add_argument("--json", action="store_true", help="nothing but the last line")
     options = parser.parse_args()
+    if options.side:
+        with tempfile.TemporaryDirectory(prefix="remask-bench-") as folder:
+            return print(json.dumps(train_on_stream(options, Path(folder))))
+    if options.parts == "vocabulary":
+        return measure_vocabulary(options, sys.stdout)
     asked = PARTS if options.parts == "all" else options.parts.split(",")
     if unknown := set(asked) - set(PARTS):
         parser.error(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")

@@ -2,8 +2,9 @@
 
 The same RoBERTa (weights, batch, length, dropout 0.1, fused AdamW, clipping), the same rows in the same order, every
 side in a process of its own, alternating. The Trainer runs with both of transformers' attention implementations (sdpa,
-its default, and eager); the faster one is the peer. Padding counts for nobody: rows are full blocks. Start-up, saving
-and evaluation are not timed; the first steps belong to no round. The most memory of every process is told as well.
+its default, and eager), with `--device cuda` with flash attention where it is installed, else sdpa; the faster one is
+the peer. Padding counts for nobody: rows are full blocks. Start-up, saving and evaluation are not timed; the first
+steps belong to no round. The most memory of every process (on a GPU: of torch there) is told as well.
 
     python benchmarks/pretrain.py --size small --length 128 --batch 32 --precision bf16 --rounds 5 [--json]
 
@@ -17,6 +18,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
+from _device import device_option, peer_attentions, where
 from _pretraining import add_options, prepare, run_side, words_for
 from _rig import common_options, compared, fastest, take_turns, tell
 
@@ -24,19 +26,22 @@ from _rig import common_options, compared, fastest, take_turns, tell
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, size="small", length=128, batch=32)
-    parser.add_argument("--peers", default="sdpa,eager", help="attention implementations of the Trainer")
+    parser.add_argument("--peers", help="attention implementations of the Trainer; else those of _device")
+    device_option(parser)
     common_options(parser, rounds=5)
     options = parser.parse_args()
     if options.side:
         return run_side(options)
-    peers = [f"transformers-{name}" for name in options.peers.split(",")]
+    given = options.peers.split(",") if options.peers else peer_attentions(options.device, options.precision)
+    peers = [f"transformers-{name}" for name in given]
     with tempfile.TemporaryDirectory(prefix="remask-bench-") as folder:
         prepare(options, Path(folder))
         rounds, last = take_turns(["ours", *peers], options, words_for(options, Path(folder)))
     assert len({turn["tokens"] for turns in rounds.values() for turn in turns}) == 1, "the sides saw other tokens"
     speeds = {name: [turn["tokens"] / turn["seconds"] for turn in turns] for name, turns in rounds.items()}
     best = fastest({name: speeds[name] for name in peers})
-    name = f"pretraining {options.size}, {options.length} x {options.batch}, {options.precision}"
+    shape = f"{options.size}, {options.length} x {options.batch}, {options.precision}"
+    name = f"pretraining {shape}{where(options.device)}"
     result = compared(name, "tokens/s", speeds["ours"], speeds[best])
     told = {"dtype", "attention", "first_loss", "last_loss"}
     facts = {

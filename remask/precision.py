@@ -205,6 +205,16 @@ class Precision:
         self.scale, self.calm_steps = float(state["scale"]), int(state["calm_steps"])
 
 
+def memory_of(device: torch.device) -> float | None:
+    """Bytes that a process may take there: all of a GPU's; of the machine's, its share of the ranks that run here."""
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    if device.type != "cpu" or not hasattr(os, "sysconf"):
+        return None
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 @functools.cache
 def products_per_second(device: torch.device, precision: str = "fp32") -> float:
     """Floating-point operations a second in matrix products: what time estimates and shares of the peak refer to.

@@ -58,8 +58,10 @@ class Runner:
 
     def __init__(
         self, network: Network, pad_id: int, *, has_segments: bool, precision: str = "fp32",
-        batch_tokens: int = BATCH_TOKENS,
+        batch_tokens: int = BATCH_TOKENS, in_training: bool = False,
     ) -> None:  # fmt: skip
+        """`in_training`: the network goes on learning afterwards, so that what it keeps must not be inference's own."""
+        self._in_training = in_training
         self.network, self.pad_id, self.has_segments = network, pad_id, has_segments
         self.precision, self.batch_tokens = precision, batch_tokens
         self.device = next(network.parameters()).device
@@ -70,6 +72,9 @@ class Runner:
     def products(self) -> contextlib.AbstractContextManager[Any]:
         """Inside, matrix products are made in the runner's number format."""
         return autocast(self.precision, self.device.type)
+
+    def _without_gradients(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.no_grad() if self._in_training else torch.inference_mode()
 
     def batch(self, rows: Sequence[Row]) -> Batch:
         """Rows as a batch on the network's device."""
@@ -90,14 +95,13 @@ class Runner:
         costs = self.target_nats(rows, check)
         return [replace(draft, nats=nats) for draft, nats in zip(outputs, costs, strict=True)]
 
-    @torch.inference_mode()
     def target_nats(self, rows: Rows, check: Check = signals.check) -> list[float]:
         """What each row's target costs, told the tokens before each of its own."""
         nats = [0.0] * len(rows.ids)
         for numbers in alike(rows.sizes.tolist(), self.batch_tokens):
             batch = collate(rows, np.array(numbers), self.pad_id)
             batch = batch.map(lambda array: torch.from_numpy(array).to(self.device))
-            with self.products():
+            with self._without_gradients(), self.products():
                 losses_B = self.network.write_losses(self.network.encode(batch), batch)
             for number, loss in zip(numbers, losses_B.tolist(), strict=True):
                 nats[number] = loss
@@ -147,7 +151,6 @@ class Runner:
 
         return Reading(("write", settings, max_length, on_step), read)
 
-    @torch.inference_mode()
     def run(self, rows: Sequence[Row], readings: Sequence[Reading], check: Check | None = None) -> dict[int, Any]:
         """What is read of every row, by its number."""
         results: dict[int, Any] = {}
@@ -159,7 +162,7 @@ class Runner:
             places_of: dict[Hashable, list[int]] = {}
             for place, number in enumerate(numbers):
                 places_of.setdefault(readings[number].key, []).append(place)
-            with self.products():
+            with self._without_gradients(), self.products():
                 wanted_M = readings[numbers[0]].looks_at(batch) if len(places_of) == 1 else None
                 hidden_BSD = self.network.encode(batch, wanted_M=wanted_M)
                 for places in places_of.values():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,18 @@ class Sight:
             hidden_BXQL = hidden_BXQL | more
         return hidden_BXQL[:, None]
 
+    def dropped(self, window: int | None, noise: Noise, dropout: float, layer: int, num_heads: int) -> torch.Tensor:
+        """dropped_BNXQL. With a window the decisions belong to (query, distance), so blocks do not change them."""
+        width = None if window is None else 2 * window + 1
+        dropped_BNSW = noise.dropped_square(
+            layer, dropout, self.lengths, num_heads, width, self.num_positions, self.device
+        )
+        if window is None:
+            return dropped_BNSW[:, :, None]
+        query_XQ1, key_X1L = self.indices(self.block(window))
+        column_XQL = (key_X1L - query_XQ1 + window).clamp(0, 2 * window)
+        return dropped_BNSW[:, :, query_XQ1.clamp(max=self.num_positions - 1), column_XQL]
+
     def indices(self, block: int | None) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions of the queries and keys of every block: query_XQ1, key_X1L. Keys before 0 do not exist."""
         if block is None:
@@ -134,10 +147,13 @@ def attend(
     bias = sight.bias(window, qkv_3BNSK.dtype)
     dropped = None
     if noise is not None and dropout > 0.0:
-        dropped = _dropped(sight, window, block, noise, dropout, layer, qkv_3BNSK.shape[2])
+        dropped = sight.dropped(window, noise, dropout, layer, qkv_3BNSK.shape[2])
     size = qkv_3BNSK.shape[3]
     if block is not None and size % block:
         qkv_3BNSK = F.pad(qkv_3BNSK, (0, 0, 0, block - size % block))
+    if torch.compiler.is_compiling():
+        attend_to = _library if dropped is None else partial(_explicit, dropped=dropped, scale=keep_scale(dropout))
+        return attend_to(qkv_3BNSK, block, bias)[:, :, :size]
     if kernel in ("auto", "varlen"):  # padded rows where the latter cannot
         kernel = "products" if _by_products(qkv_3BNSK, block) else "sdpa"
     if kernel == "products" or dropped is not None:  # the library's dropout would draw from a global state
@@ -155,21 +171,6 @@ def _by_products(qkv_3BNSK: torch.Tensor, block: int | None) -> bool:
     if qkv_3BNSK.device.type != "cpu" or (block or size) >= LONG:
         return False
     return torch.is_grad_enabled() or (qkv_3BNSK.dtype != torch.float32 and num_rows * size > FEW)
-
-
-def _dropped(
-    sight: Sight, window: int | None, block: int | None, noise: Noise, dropout: float, layer: int, num_heads: int
-) -> torch.Tensor:
-    """dropped_BNXQL. With a window the decisions belong to (query, distance), so blocks do not change them."""
-    width = None if window is None else 2 * window + 1
-    dropped_BNSW = noise.dropped_square(
-        layer, dropout, sight.lengths, num_heads, width, sight.num_positions, sight.device
-    )
-    if window is None:
-        return dropped_BNSW[:, :, None]
-    query_XQ1, key_X1L = sight.indices(block)
-    column_XQL = (key_X1L - query_XQ1 + window).clamp(0, 2 * window)
-    return dropped_BNSW[:, :, query_XQ1.clamp(max=sight.num_positions - 1), column_XQL]
 
 
 def _split(x_BNSK: torch.Tensor, block: int | None) -> torch.Tensor:
@@ -203,6 +204,16 @@ def _library(qkv_3BNSK: torch.Tensor, block: int | None, bias: torch.Tensor | No
     bias = bias.expand(q.shape[0], -1, q.shape[2], -1, -1).transpose(1, 2).flatten(0, 1)
     attended = F.scaled_dot_product_attention(rows[0], rows[1], rows[2], attn_mask=bias)
     return attended.unflatten(0, (q.shape[0], q.shape[2])).transpose(1, 2).flatten(2, 3)
+
+
+def _explicit(
+    qkv_3BNSK: torch.Tensor, block: int | None, bias: torch.Tensor | None, dropped: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """_Products as plain operations, for the compiler to join."""
+    q, k, v = _operands(qkv_3BNSK, block)
+    scores_BNXQL = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+    probs_BNXQL = torch.softmax(scores_BNXQL if bias is None else scores_BNXQL + bias, dim=-1)
+    return torch.matmul(torch.where(dropped == 0, probs_BNXQL, 0.0), v).mul(scale).flatten(2, 3)
 
 
 class _Products(torch.autograd.Function):
@@ -276,7 +287,7 @@ class _Rotate(torch.autograd.Function):
 
 def _rotated(qkv_3BNSK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = qkv_3BNSK[:2].chunk(2, dim=-1)
-    if torch.compiler.is_exporting():  # an exported graph has no memory to fill, only results to join
+    if torch.compiler.is_compiling():  # a graph has no memory to fill, only results to join
         turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
         return torch.cat([turned, qkv_3BNSK[2:]])
     out = torch.empty_like(qkv_3BNSK)
@@ -295,7 +306,7 @@ def rotary_angles(positions_BS: torch.Tensor, head_size: int, base: float) -> tu
 
 
 def rotate(qkv_3BNSK: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    return _Rotate.apply(qkv_3BNSK, *angles)
+    return _rotated(qkv_3BNSK, *angles) if torch.compiler.is_compiling() else _Rotate.apply(qkv_3BNSK, *angles)
 
 
 def hidden_tokens(noise: Noise, prob: float, lengths: Sequence[int], size: int, device: torch.device) -> torch.Tensor:

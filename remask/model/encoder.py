@@ -8,6 +8,7 @@ but attention (`Rows`), so that linear layers never run on padding. Not here: ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from remask.errors import DataError
 from remask.model.adalora import Ration
 from remask.model.attention import Sight, attend, hidden_tokens, rotary_angles, rotate
+from remask.model.compiled import ready
 from remask.model.gathered import ByHead, is_faster
 from remask.model.hashed import attend_hashed
 from remask.model.noise import Noise, Site
@@ -132,6 +134,11 @@ class _Unpad(torch.autograd.Function):
         return _padded(grads[0], ctx.saved_tensors[0], ctx.shape), None
 
 
+def _taken(x_TD: torch.Tensor, tokens_K: torch.Tensor) -> torch.Tensor:
+    """The states of these tokens, none of which comes twice."""
+    return x_TD.index_select(0, tokens_K) if torch.compiler.is_compiling() else _Unpad.apply(x_TD[None], tokens_K)
+
+
 def _padded(x_TD: torch.Tensor, tokens_T: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     return x_TD.new_zeros(shape[0] * shape[1], shape[2]).index_copy_(0, tokens_T, x_TD).view(shape)
 
@@ -193,20 +200,27 @@ class SubLayer(nn.Module):
     """x + inner(x), normed before `inner` or after the sum: what attention and FFN have in common."""
 
     site: Site
+    attends = False
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
         self.settings = settings
+        self.program: Callable[..., torch.Tensor] | None = None  # `compute`, compiled (network.compile_layers)
         self.norm: nn.Module = layer_norm(settings, settings.hidden_size)
         self.bottleneck = Bottleneck(settings) if settings.bottleneck_size else None
 
     def forward(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
+        if self.program is None or not torch.is_grad_enabled() or self.settings.is_hashed(layer):
+            return self.compute(x_TD, layer, view, noise)
+        return self.program(*ready(self, x_TD, layer, view, noise))
+
+    def compute(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
         settings = self.settings
         pre = settings.norm == "pre"
         y_TD = self.inner(self.norm(x_TD) if pre and self.is_normed(layer) else x_TD, layer, view, noise)
         if len(y_TD) < len(x_TD):
             assert view.kept is not None
-            x_TD = _Unpad.apply(x_TD[None], view.kept.tokens_K)
+            x_TD = _taken(x_TD, view.kept.tokens_K)
         if noise is not None:
             y_TD = noise.drop(y_TD, settings.dropout, layer, self.site, view.per_row(len(y_TD)))
         if self.bottleneck is not None:
@@ -221,11 +235,16 @@ class SubLayer(nn.Module):
     def is_normed(self, layer: int) -> bool:
         return True
 
+    def first_alike(self, layer: int) -> int:
+        """The first layer that computes the same with such a part."""
+        return 0
+
 
 class Attention(SubLayer):
     """Self-attention over padded rows; its linear layers run on the tokens laid end to end."""
 
     site = Site.ATTENTION
+    attends = True
 
     def __init__(self, settings: ModelSettings, with_norm: bool) -> None:
         super().__init__(settings)
@@ -241,15 +260,19 @@ class Attention(SubLayer):
     def is_normed(self, layer: int) -> bool:
         return self.settings.has_attention_norm(layer)
 
+    def first_alike(self, layer: int) -> int:
+        form = (self.settings.window(layer), self.is_normed(layer))
+        return next(i for i in range(layer + 1) if (self.settings.window(i), self.is_normed(i)) == form)
+
     def inner(self, x_TD: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
         settings = self.settings
         window = settings.window(layer)
         qkv_TM = self.qkv(x_TD)
         gathers = view.is_gathered(settings, layer, qkv_TM, noise)
-        if gathers or view.is_end_to_end(settings, layer, qkv_TM, noise):
+        if gathers or view.is_end_to_end(settings, layer, qkv_TM.device, qkv_TM.dtype, noise):
             x_TD = view.gathered(qkv_TM, settings) if gathers else self._end_to_end(qkv_TM, layer, view, noise)
             if view.kept is not None and layer == settings.num_layers - 1:
-                x_TD = _Unpad.apply(x_TD[None], view.kept.tokens_K)
+                x_TD = _taken(x_TD, view.kept.tokens_K)
             return self.output(x_TD)
         qkv_BSM = view.rows.pad(qkv_TM)
         qkv_BS3NK = qkv_BSM.unflatten(2, (3, settings.num_heads, settings.head_size))
@@ -272,7 +295,7 @@ class Attention(SubLayer):
             )[:, :, settings.prefix_length :]
         x_BSD = x_BNSK.transpose(1, 2).flatten(2, 3)
         if view.kept is not None and layer == settings.num_layers - 1:
-            return self.output(_Unpad.apply(x_BSD, view.kept.positions_K))
+            return self.output(_taken(x_BSD.flatten(0, 1), view.kept.positions_K))
         return self.output(view.rows.unpad(x_BSD))
 
     def _end_to_end(self, qkv_TM: torch.Tensor, layer: int, view: View, noise: Noise | None) -> torch.Tensor:
@@ -388,14 +411,16 @@ class View:
     def runs(self) -> Runs:
         return Runs.of(self.rows.lengths, self.rows.computed, self.document_ids, self.positions_BS.device)
 
-    def is_end_to_end(self, settings: ModelSettings, layer: int, qkv_TM: torch.Tensor, noise: Noise | None) -> bool:
+    def is_end_to_end(
+        self, settings: ModelSettings, layer: int, device: torch.device, dtype: torch.dtype, noise: Noise | None
+    ) -> bool:
         """Whether a layer attends without padding: where the flash kernel is, or where that is asked for. Tokens
         hidden at random, buckets, and dropout outside of the kernel have only the padded form."""
         if settings.attention_kernel not in ("auto", "varlen") or settings.is_hashed(layer):
             return False
         if self.sight.hidden_tokens_BS is not None or settings.prefix_length or torch.compiler.is_exporting():
             return False
-        if qkv_TM.is_cuda and has_kernel(qkv_TM.device, qkv_TM.dtype):
+        if device.type != "cpu" and has_kernel(device, dtype):
             return True
         return settings.attention_kernel == "varlen" and (noise is None or settings.attention_dropout == 0.0)
 

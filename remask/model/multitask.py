@@ -36,8 +36,13 @@ class TaskNetworks(nn.Module):
     def layers_above(self, name: str) -> int:
         return self.of(self._first).layers_above(name)
 
+    def parts_to_shard(self) -> list[nn.Module]:
+        """Those of the encoder that no task's heads borrow from."""
+        each = [network.parts_to_shard() for network in self._networks.values()]
+        return [part for part in each[0] if all(part in parts for parts in each)]
+
     def checkpoint_layers(self) -> None:
         self.of(self._first).checkpoint_layers()
 
-    def compile_layers(self) -> None:
-        self.of(self._first).compile_layers()
+    def compile_layers(self, whole: bool) -> None:
+        self.of(self._first).compile_layers(whole)

@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from remask.errors import ConfigError
 from remask.model.decoder import Source
-from remask.model.encoder import Encoder, Ffn, Positions
+from remask.model.encoder import Encoder, Ffn, Positions, SubLayer
 from remask.model.heads import TaskHeads
 from remask.model.loss import cross_entropy
 from remask.model.noise import Noise, Site
@@ -31,6 +31,7 @@ from remask.schema import Batch
 # Shapes: B rows, S positions, D width of a state, M predicted positions, V vocabulary, C classes or tags.
 
 
+_MOST_GRAPHS = 64  # of compiled parts: some kinds of layers, each with and without one row, some sizes of 1
 MAX_SCALE = 100.0  # of similarities: as in CLIP (arXiv 2103.00020, section 2.5), where larger ones made it unstable
 
 
@@ -230,24 +231,36 @@ class Network(nn.Module):
 
     def parts_to_shard(self) -> list[nn.Module]:
         """Parts whose weights are needed only while their own `forward` runs (FSDP2 gathers them for that time). Not
-        the embeddings, which the output layer may share, nor an attention whose matrix a pooler borrows."""
+        the embeddings, which the output layer may share, nor an attention whose matrix a pooler borrows, nor what a
+        decoder uses piece by piece when it writes."""
+        writer = self.heads.writer
         attentions = list(self.encoder.attentions)
         if self.heads.pooler is not None and self.heads.pooler.dense is None:
             attentions.pop()
-        return [*attentions, *self.encoder.ffns]
+        borrowed = set() if writer is None else {p for i in writer.layers for p in writer.parts(self.encoder, i)}
+        return [part for part in [*attentions, *self.encoder.ffns] if part not in borrowed]
 
     def checkpoint_layers(self) -> None:
         """Keep only what goes in and out of a layer, and compute the inside again in the backward pass."""
         self.encoder.recompute = True
 
-    def compile_layers(self, backend: str = "inductor") -> None:
-        """torch.compile on the FFNs, where element-wise work stands between products; attention has its own kernels,
-        and noise is no tensor program. Sizes stay free: one compilation serves all batches."""
+    def compile_layers(self, whole: bool, backend: Any = "inductor") -> None:
+        """torch.compile, sizes left free: one compilation serves all batches. `whole`: attentions and FFNs with their
+        norms and dropout, each as one graph, while they learn; else the inside of the FFNs, where element-wise work
+        stands between products: on CPUs attention has kernels of its own, which are faster."""
         writer = self.heads.writer
-        copied = [] if writer is None or writer.ffns is None else writer.ffns
-        for ffn in [*self.encoder.ffns, *copied]:
-            assert isinstance(ffn, Ffn)
-            ffn.both = torch.compile(ffn.both, backend=backend, dynamic=True)
+        parts = [*self.encoder.attentions, *self.encoder.ffns]
+        if writer is not None and writer.attentions is not None and writer.ffns is not None:
+            parts += [*writer.attentions, *writer.ffns]
+        if whole:
+            limits = torch._dynamo.config
+            limits.recompile_limit = max(limits.recompile_limit, _MOST_GRAPHS)
+        for part in parts:
+            assert isinstance(part, SubLayer)
+            if whole:
+                part.program = torch.compile(part.compute, backend=backend, dynamic=True, fullgraph=True)
+            elif isinstance(part, Ffn):
+                part.both = torch.compile(part.both, backend=backend, dynamic=True)
 
 
 def with_heads(network: Network, heads: HeadSettings, seed: int, settings: ModelSettings | None = None) -> Network:

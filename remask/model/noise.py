@@ -78,13 +78,16 @@ class Noise:
         """For a kernel that draws by itself: of seed, step, the batch's first example and the layer."""
         return int(_mix(self._keys_B[:1] + _word(1 + layer * 16 + Site.PROBABILITIES))[0] >> np.uint64(1))
 
+    def seed_kernel(self, layer: int) -> None:
+        torch.cuda.manual_seed(self.kernel_seed(layer))  # the host's state only: nobody waits
+
     def drop(self, x_TD: torch.Tensor, prob: float, layer: int, site: Site, lengths: Sequence[int]) -> torch.Tensor:
         """Dropout on rows of lengths[b] tokens each, which stand one after the other."""
         if prob == 0.0:
             return x_TD
         counts = [length * x_TD.shape[1] for length in lengths]
         dropped_TD = self.dropped(layer, site, prob, counts, x_TD.device).view_as(x_TD)
-        return _Drop.apply(x_TD, dropped_TD.sub_(1), keep_scale(prob))
+        return dropped_out(x_TD, dropped_TD.sub_(1), prob)
 
     def dropped_pairs(
         self, layer: int, prob: float, targets: Sequence[int], sources: Sequence[int], num_heads: int,
@@ -119,6 +122,13 @@ class Noise:
 def keep_scale(prob: float) -> float:
     """What kept values are multiplied with, so that the expectation stays."""
     return _LEVELS / (_LEVELS - _threshold(prob))
+
+
+def dropped_out(x: torch.Tensor, kept: torch.Tensor, prob: float) -> torch.Tensor:
+    """x scaled where kept is -1, 0 where it is 0."""
+    if torch.compiler.is_compiling():
+        return torch.where(kept == 0, 0.0, x) * keep_scale(prob)
+    return _Drop.apply(x, kept, keep_scale(prob))
 
 
 def masked(x: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:

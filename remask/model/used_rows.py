@@ -47,13 +47,27 @@ class UsedRows(nn.Module):
         return torch.where((places < 0)[..., None], F.embedding(ids, self.table_VE), vectors)
 
     def _save_to_state_dict(self, destination: Json, prefix: str, keep_vars: bool) -> None:
-        destination[f"{prefix}weight"] = self.table_VE.index_copy(0, self.used_U, self.weight.detach())
+        destination[f"{prefix}weight"] = self.table_VE.index_copy(0, self.used_U, _whole(self.weight.detach()))
 
     def _load_from_state_dict(self, state_dict: Values, prefix: str, *rest: Any, **more: Any) -> None:
         whole_VE = state_dict[f"{prefix}weight"]
         with torch.no_grad():
             self.table_VE.copy_(whole_VE)
-            self.weight.copy_(whole_VE[self.used_U])
+            self.weight.copy_(_divided_like(self.weight, whole_VE[self.used_U]))
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    """All rows, from all ranks where they have divided it among themselves (FSDP2)."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def _divided_like(parameter: Any, whole: torch.Tensor) -> torch.Tensor:
+    """What `_whole` is the other way of."""
+    if not hasattr(parameter, "full_tensor"):
+        return whole
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, parameter.device_mesh, parameter.placements)
 
 
 def learn_used_rows(embeddings: Embeddings, ids: torch.Tensor) -> None:

@@ -31,6 +31,10 @@ class Runs:
     sizes: Sequence[int]
     ends_U: torch.Tensor  # U + 1, from 0 on
 
+    @property
+    def longest(self) -> int:
+        return max(self.sizes)
+
     @classmethod
     def of(
         cls, lengths: Sequence[int], computed: Sequence[int], document_ids_BS: np.ndarray | None, device: torch.device
@@ -72,8 +76,8 @@ def attend_runs(
     prob = 0.0
     if noise is not None and dropout > 0.0:
         prob = dropout
-        torch.cuda.manual_seed(noise.kernel_seed(layer))  # the host's state only: nobody waits
-    longest = max(runs.sizes)
+        noise.seed_kernel(layer)
+    longest = runs.longest
     return torch.ops.aten._flash_attention_forward(
         q.contiguous(), k.contiguous(), v.contiguous(), runs.ends_U, runs.ends_U, longest, longest, prob, False, False,
         window_size_left=reach, window_size_right=0 if causal else reach,

@@ -256,12 +256,18 @@ def _train(run: PrepareRun, documents: Documents, work: Path, progress: Progress
             on_done=lambda _, num_bytes: stage.advance(num_bytes / 1e6),
         )
     with progress.stage("train vocabulary") as stage:
-        words, distinct = training.merge_counts([task.out for task in tasks], settings.max_distinct_words)
+        table = training.merge_counts([task.out for task in tasks], settings.max_distinct_words)
+        words, distinct = table.words, table.num_distinct
         if fast and not training.gigatoken_agrees(words):
             progress.warn("gigatoken trains on these words differently from tokenizers: going on without it")
             fast = False
         stage.note = f"{distinct:,} distinct words"
         tokenizer = training.train_tokenizer(words, settings, fast)
+    if len(words) < distinct:
+        progress.say(
+            f"  the vocabulary is learned from the {len(words):,} most frequent of {distinct:,} distinct words, which "
+            f"are {table.kept_share:.0%} of the text; the others are left out, to bound memory"
+        )
     if tokenizer.vocab_size < settings.vocab_size:
         progress.warn(
             f"the text gives a vocabulary of {tokenizer.vocab_size:,} entries, not of {settings.vocab_size:,}; "

@@ -17,7 +17,7 @@ from torch import nn
 from remask.data.batches import Batches
 from remask.data.settings import PAIRS
 from remask.model import cost
-from remask.precision import choose_device, choose_precision, products_per_second
+from remask.precision import choose_device, choose_precision, memory_of, products_per_second
 from remask.pretraining.settings import PretrainRun
 from remask.progress import Progress, counted
 from remask.schema import Json
@@ -90,6 +90,8 @@ def _facts(run: PretrainRun, out: Path, network: Network, batches: Batches, worl
         micro_batches=math.ceil(rows / (run.data.batch.micro_rows * world.size)),
         whole_parameters=gathered(parameters, [_size(part) for part in network.parts_to_shard()]),
         has_average=run.train.ema_decay > 0,
+        device=str(device),
+        device_bytes=memory_of(device),
         copied_parameters=sum(w.numel() for w in masters(network)) if run.train.weights == "bf16-master" else 0,
     )
 

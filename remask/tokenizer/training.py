@@ -1,7 +1,10 @@
 """Documents -> vocabulary, the same one from any number of workers, hash seed and order of files.
 
 Words (pre-tokens) are counted shard by shard into sorted files, added up in one streaming merge of bounded memory,
-and the trainer sees nothing but that sorted table: each word as often as it occurred. The trainer of record is the
+and the trainer sees nothing but that sorted table: each word as often as it occurred. Every table has a limit, whatever
+the text: a worker's is written out when it is full, so that nothing is lost; of all words the most frequent go to the
+trainer, up to `max_distinct_words` and DISTINCT_BYTES (text without spaces is made of long words that hardly repeat),
+and what that drops is told; the text that they stand for is thinned to TRAINING_BYTES. The trainer of record is the
 `tokenizers` library; gigatoken (extra `fast`) does the same merges faster and is used only after it agreed on a
 sample of the user's own words. RoBERTa section 4.4 (bytes as base units); BERT's WordPiece for the baseline.
 Not here: encoding (bulk.py) and who calls these tasks (preparation).
@@ -16,6 +19,7 @@ import os
 import re
 import struct
 import sys
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -42,6 +46,9 @@ SAMPLE_BYTES = 200_000  # words on which gigatoken must agree before it trains
 SAMPLE_MERGES = 300
 # Beyond this much text all counts are divided alike: the trainers want words, not counts, and hold them in memory.
 TRAINING_BYTES = 128_000_000
+# Of all distinct words together: a trainer holds about 60 bytes for each of theirs.
+DISTINCT_BYTES = 24_000_000
+TABLE_WORDS = 500_000  # that a worker counts before it writes them out: about 100 MB, at most 256 bytes a word
 _OPEN_FILES = 200  # merged at a time
 _WHITE = re.compile(r"^\s|\s$")
 _RUN = struct.Struct("<Q")
@@ -67,9 +74,25 @@ def count_words(task: CountTask) -> int:
     """Writes (word, count) sorted by word, and then the record that makes them count; returns the bytes of text read.
     For run_tasks."""
     counts: Counter[bytes] = Counter()
+    parts: list[Path] = []
+
+    def write_out() -> None:
+        parts.append(task.out.with_name(f"{task.out.name}-{len(parts)}"))
+        write_counts(parts[-1], sorted(counts.items()))
+        counts.clear()
+
     for data, offsets, _ in task.blocks:
-        counts.update(count_pieces(pieces_of(data, offsets, task.settings.newlines), task.settings, task.fast))
-    write_counts(task.out, sorted(cut_words(counts, task.settings.max_word_bytes).items()))
+        found = count_pieces(pieces_of(data, offsets, task.settings.newlines), task.settings, task.fast)
+        counts.update(cut_words(found, task.settings.max_word_bytes))
+        if len(counts) > TABLE_WORDS:
+            write_out()
+    if parts:
+        write_out()
+        write_counts(task.out, _summed(parts))
+        for part in parts:
+            part.unlink()
+    else:
+        write_counts(task.out, sorted(counts.items()))
     artifacts.finish(task.record, task.blocks.num_bytes, [task.out])
     return task.blocks.num_bytes
 
@@ -155,30 +178,50 @@ def read_counts(path: Path) -> Iterator[tuple[bytes, int]]:
             yield from zip(words, counts, strict=True)
 
 
-def merge_counts(paths: Sequence[Path], limit: int) -> tuple[list[tuple[bytes, int]], int]:
-    """The `limit` most frequent words over all files, as (word, count) by count and word, and how many words there
-    were. Sorted files are merged as streams, so memory is bounded by `limit`, not by the corpus."""
+@dataclass(frozen=True)
+class WordCounts:
+    """The most frequent words of a corpus, by count and word."""
+
+    words: list[tuple[bytes, int]]
+    num_distinct: int  # of the whole corpus
+    kept_share: float  # of its text that these words make up
+
+
+def merge_counts(paths: Sequence[Path], limit: int, limit_bytes: int = DISTINCT_BYTES) -> WordCounts:
+    """The most frequent words over all files: at most `limit`, of `limit_bytes` together. Sorted files are merged as
+    streams, so memory is bounded by these, not by the corpus."""
     if sum(path.stat().st_size for path in paths) <= IN_MEMORY_BYTES:
         together: Counter[bytes] = Counter()
         for path in paths:
             together.update(dict(read_counts(path)))
-        ranked = sorted(((count, word) for word, count in together.items()), reverse=True)
-        return [(word, count) for count, word in ranked[:limit]], len(together)
+        return _most_frequent(together.items(), limit, limit_bytes)
     paths = list(paths)
     while len(paths) > _OPEN_FILES:
         group, paths = paths[:_OPEN_FILES], paths[_OPEN_FILES:]
         joined = group[0].with_name(f"{group[0].name}+")
         write_counts(joined, _summed(group))
         paths.append(joined)
+    return _most_frequent(_summed(paths), limit, limit_bytes)
+
+
+def _most_frequent(entries: Iterable[tuple[bytes, int]], limit: int, limit_bytes: int) -> WordCounts:
+    """By rank down to the first that does not fit, whatever the order of the entries."""
     best: list[tuple[int, bytes]] = []
-    distinct = 0
-    for word, count in _summed(paths):
-        distinct += 1
-        if len(best) < limit:
-            heapq.heappush(best, (count, word))
-        else:
-            heapq.heappushpop(best, (count, word))
-    return [(word, count) for count, word in sorted(best, reverse=True)], distinct
+    highest_dropped = (0, b"")
+    num_distinct = all_bytes = best_bytes = 0
+    for word, count in entries:
+        num_distinct += 1
+        all_bytes += count * len(word)
+        heapq.heappush(best, (count, word))
+        best_bytes += len(word)
+        while len(best) > limit or best_bytes > limit_bytes:
+            dropped = heapq.heappop(best)
+            best_bytes -= len(dropped[1])
+            highest_dropped = max(highest_dropped, dropped)
+    # One that was dropped to make room for more frequent ones may rank before others that are shorter.
+    ranked = [(word, count) for count, word in sorted(best, reverse=True) if (count, word) > highest_dropped]
+    kept_bytes = sum(count * len(word) for word, count in ranked)
+    return WordCounts(ranked, num_distinct, kept_bytes / all_bytes if all_bytes else 1.0)
 
 
 def _summed(paths: Sequence[Path]) -> Iterator[tuple[bytes, int]]:
@@ -194,12 +237,21 @@ def _summed(paths: Sequence[Path]) -> Iterator[tuple[bytes, int]]:
 
 
 def thin(words: list[tuple[bytes, int]], limit: int = TRAINING_BYTES) -> list[tuple[bytes, int]]:
-    """All counts divided by the number that makes the text they stand for fit; rounded to the nearest, zeros out."""
-    total = sum((len(word) + 1) * count for word, count in words)
-    divisor = -(-total // limit)
+    """All counts divided by the number that makes the text they stand for fit; rounded to the nearest, zeros out.
+    Where most words are rare, all of them would go, or all stay: there each is rounded up or down by its hash."""
+    divisor = -(-_text_bytes(words) // limit)
     if divisor <= 1:
         return words
-    return [(word, count) for word, full in words if (count := (full + divisor // 2) // divisor)]
+    nearest = [(word, count) for word, full in words if (count := (full + divisor // 2) // divisor)]
+    if limit / 2 <= _text_bytes(nearest) <= limit * 4 / 3:
+        return nearest
+    by_hash = [(word, (full + zlib.crc32(word) % divisor) // divisor) for word, full in words]
+    return [(word, count) for word, count in by_hash if count]
+
+
+def _text_bytes(words: Iterable[tuple[bytes, int]]) -> int:
+    """With a space for each."""
+    return sum((len(word) + 1) * count for word, count in words)
 
 
 # ------------------------------------------------------------------------------------------------- training

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -94,12 +94,25 @@ class World:
 
     def first_says(self, word: str) -> str:
         """What rank 0 found, on every rank."""
+        return self.says(word, 0)
+
+    def says(self, thing: T, rank: int) -> T:
+        """What one rank has, on every rank."""
         if self.size == 1:
-            return word
-        box: list[str] = [word]
+            return thing
+        box = [thing]
         with peers():
-            dist.broadcast_object_list(box)
+            dist.broadcast_object_list(box, src=rank)
         return box[0]
+
+    def names_of_all(self, names: Iterable[str]) -> set[str]:
+        """Those that any rank has."""
+        if self.size == 1:
+            return set(names)
+        boxes: list[list[str]] = [[] for _ in range(self.size)]
+        with peers():
+            dist.all_gather_object(boxes, sorted(names))
+        return {name for box in boxes for name in box}
 
 
 @contextlib.contextmanager

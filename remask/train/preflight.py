@@ -31,37 +31,24 @@ PLATEAU_RATE = 1e-3  # post-norm from this learning rate on stayed at word frequ
 _OPTIMIZER = {"adamw": 1.0, "lamb": 10.0, "muon": 100.0}
 
 
-@dataclass(frozen=True)
-class Facts:
-    """The numbers behind the lines. `num_steps` None: the clock decides."""
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What a rank holds and sends, from what is trained and how."""
 
     parameters: int
     trainable: int
     hidden_size: int
     num_layers: int
-    post_norm: bool
-    tokens_per_step: float
-    rows_per_step: float
     micro_tokens: float
-    steps_per_epoch: float
-    num_steps: int | None
-    free_bytes: int
-    flops_per_token: float = 0.0  # forward and backward
-    flops_per_second: float | None = None
     precision: str = "fp32"  # of products
-    planned_tokens: float = 0.0  # over the run, and
-    planned_passes: float = 0.0  # over the data: fewer than num_steps full steps would read where the batch grows
-    first_rows: int | None = None  # a step, where the batch grows over `growing_share` of the steps
-    growing_share: float = 0.0
-    short_length: int | None = None  # of the rows in the first `short_share` of the steps
-    short_share: float = 0.0
-    length: int = 0
     ranks: int = 1
     parallel: str = "ddp"
     micro_batches: int = 1  # of a rank in a step
     whole_parameters: int = 0  # that fsdp gathers at a time
     has_average: bool = False
     copied_parameters: int = 0  # of which there are bf16 copies beside the fp32 ones
+    device: str = "cpu"
+    device_bytes: float | None = None  # that a rank may take of the device's memory, where that is known
 
     @property
     def state_bytes(self) -> float:
@@ -91,6 +78,44 @@ class Facts:
         if self.parallel == "ddp":
             return 2 * others * 4 * self.trainable
         return self.micro_batches * others * (2 * 4 * self.parameters + 4 * self.trainable)
+
+    @property
+    def memory_words(self) -> str:
+        each = " for each rank" if self.ranks > 1 else ""
+        there = "" if self.device_bytes is None else f" ({self.device} has {_bytes(self.device_bytes)})"
+        return f"about {_bytes(self.memory_bytes)} of memory{each}{there}"
+
+    def memory_warnings(self, smaller: str) -> list[str]:
+        """`smaller`: the setting that makes micro-batches smaller."""
+        if self.device_bytes is None or self.memory_bytes <= self.device_bytes:
+            return []
+        more = "" if self.parallel == "fsdp" or self.ranks == 1 else ", train.parallel=fsdp"
+        return [
+            f"{self.device} has {_bytes(self.device_bytes)} of memory{' for each rank' if self.ranks > 1 else ''}, and "
+            f"this run may need {_bytes(self.memory_bytes)}: a smaller {smaller}, "
+            f"train.activation_checkpointing=true{more} or a smaller model need less"
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts(Load):
+    """The numbers behind the lines. `num_steps` None: the clock decides."""
+
+    post_norm: bool
+    tokens_per_step: float
+    rows_per_step: float
+    steps_per_epoch: float
+    num_steps: int | None
+    free_bytes: int
+    flops_per_token: float = 0.0  # forward and backward
+    flops_per_second: float | None = None
+    planned_tokens: float = 0.0  # over the run, and
+    planned_passes: float = 0.0  # over the data: fewer than num_steps full steps would read where the batch grows
+    first_rows: int | None = None  # a step, where the batch grows over `growing_share` of the steps
+    growing_share: float = 0.0
+    short_length: int | None = None  # of the rows in the first `short_share` of the steps
+    short_share: float = 0.0
+    length: int = 0
 
 
 def gathered(parameters: int, parts: Sequence[int]) -> int:
@@ -135,8 +160,7 @@ def lines(checks: Facts, settings: TrainSettings) -> list[str]:
         f"the base size says {paper_rate(checks.tokens_per_step):.1e} at this batch; smaller networks bear more"
     )
     disk = f"{_bytes((settings.keep_checkpoints + 1) * checks.checkpoint_bytes)} of disk for checkpoints"
-    each = " for each rank" if checks.ranks > 1 else ""
-    shown.append(f"needs about {_bytes(checks.memory_bytes)} of memory{each} and {disk}")
+    shown.append(f"needs {checks.memory_words} and {disk}")
     if checks.ranks > 1:
         shown.append(
             f"ranks: {checks.ranks} by {checks.parallel}, micro-batches a step: {checks.micro_batches:,}; each sends "
@@ -192,7 +216,7 @@ def warnings(checks: Facts, settings: TrainSettings) -> list[str]:
             warned.append(f"the warmup ({settings.warmup:g} steps) does not end within {checks.num_steps:,} steps")
     if checks.free_bytes < (settings.keep_checkpoints + 1) * checks.checkpoint_bytes:
         warned.append(f"only {_bytes(checks.free_bytes)} of disk are free there")
-    return warned
+    return warned + checks.memory_warnings("data.batch.micro_rows")
 
 
 def data_warnings(

@@ -23,7 +23,7 @@ from remask import signals
 from remask.artifacts import Artifact, output_errors
 from remask.errors import ConfigError, Stopped
 from remask.precision import Precision, choose_device, choose_precision, products_per_second
-from remask.schema import Batch, JointObjective, Json, Loss, Values
+from remask.schema import Batch, JointObjective, Json, Loss, LossPart, Values
 from remask.train import checkpoint, slices
 from remask.train.distributed import World, peers
 from remask.train.guard import StepGuard
@@ -59,7 +59,7 @@ class Session:
         self._seed = job.seed
         self.device = choose_device(job.settings.device, "train.device")
         self.shards = Shards(world if job.settings.parallel == "fsdp" else None)
-        self.model = _made_ready(job.model, job.settings)
+        self.model = _made_ready(job.model, job.settings, self.device)
         self._gathered: Gathered | None = None
         if self.shards.size > 1:
             _check_divisible(job.settings)
@@ -77,6 +77,7 @@ class Session:
         self.step = 0
         self.learning_rate = 0.0
         self._metric_names: set[str] = set()
+        self._some_are_idle = False  # a rank without rows in this step
 
     def settle_precision(self, used: str | None) -> tuple[str, str]:
         """Choose the number format: that of the run so far, where it goes on. Gives it with the reason."""
@@ -115,13 +116,29 @@ class Session:
         names = sorted(self.objective.weights)
         counts = [self.objective.counts(batch) for batch in micro_batches]
         own = [float(sum(count.get(name, 0) for count in counts)) for name in names]
-        return dict(zip(names, self.world.sums(own), strict=True))
+        *sums, num_idle = self.world.sums([*own, float(not micro_batches)])
+        self._some_are_idle = num_idle > 0
+        return dict(zip(names, sums, strict=True))
 
-    def accumulate(self, batch: Batch, counts: Mapping[str, float]) -> Loss:
+    def passes(self, micro_batches: Sequence[Batch]) -> list[tuple[Batch, bool]]:
+        """The step's micro-batches, and whether they count. All ranks compute a divided model at once: one that has
+        fewer than others joins them with a batch that does not count."""
+        own = [(batch, True) for batch in micro_batches]
+        if not self.is_divided:
+            return own
+        numbers = self.world.all_of([len(micro_batches)])
+        spare = list(micro_batches[:1])
+        if min(numbers) == 0:  # the last rows of an epoch may be fewer than the ranks
+            spare = self.world.says(spare, numbers.index(max(numbers)))
+        return own + [(batch, False) for batch in spare * (max(numbers) - len(micro_batches))]
+
+    def accumulate(self, batch: Batch, counts: Mapping[str, float], is_counted: bool = True) -> Loss:
         """One micro-batch forward and backward; its gradients add to those that are there."""
         on_device = self.on_device(batch)
         with self.precision.autocast():
             scaled, loss = self.apply(partial(self._scaled_loss, on_device, counts))
+        if not is_counted:
+            scaled, loss = scaled * 0.0, _without_rows(loss)
         if isinstance(scaled, Tensor) and scaled.requires_grad:
             with nullcontext() if self._gathered is None else peers():
                 scaled.backward()
@@ -188,7 +205,8 @@ class Session:
         elif self._sums is not None:
             self._sums.finish()
         # A rank whose rows have no such metric must still take part in the sum: names are learned once, then fixed.
-        self._metric_names.update(key for key in totals if key.startswith(_METRIC))
+        names = {key for key in totals if key.startswith(_METRIC)}
+        self._metric_names |= self.world.names_of_all(names) if self._some_are_idle else names
         keys = sorted({*counts, *self._metric_names})
         flat = [float(value) for key in keys for value in totals.get(key, (0.0, 0.0))]
         summed = self.world.sums(flat)
@@ -328,16 +346,18 @@ def _backward_order(model: Any) -> list[nn.Parameter]:
 
 def _one_by_one(session: Session, micro_batches: Sequence[Batch], counts: Counts, totals: Totals) -> bool:
     """Rows that do not know of one another: gradients of micro-batches add up. Whether a signal came, on any rank."""
-    for batch in micro_batches[:-1]:
+    passes = session.passes(micro_batches)
+    for batch, is_counted in passes[:-1]:
         if session.must_stop():
             break
-        _add(totals, session.accumulate(batch, counts))
+        _add(totals, session.accumulate(batch, counts, is_counted))
     # The last pass sends gradients, so all ranks begin it or none does; a signal from here on waits for its end.
     if session.world.any(signals.requested()):
         return True
-    if micro_batches:
+    if passes:
         with session.sending():
-            _add(totals, session.accumulate(micro_batches[-1], counts))
+            batch, is_counted = passes[-1]
+            _add(totals, session.accumulate(batch, counts, is_counted))
     return False
 
 
@@ -352,7 +372,7 @@ def _joint_losses(session: Session, micro_batches: Sequence[Batch], counts: Coun
     """The loss of rows that are compared with one another (schema.JointObjective), by gradient caching: two forward
     passes with the memory of one micro-batch, and the gradients of one big batch. Dropout is a function of (seed,
     step, example), so both passes see the same. What fits at once needs one pass."""
-    assert not session.is_divided, "fine-tuning has the whole model on every rank"
+    assert not session.is_divided, "task retrieve has the whole model on every rank"
     world, batches = session.world, [session.on_device(batch) for batch in micro_batches]
     at_once = len(batches) == 1 and world.size == 1
     own: list[Tensor] = []
@@ -392,6 +412,12 @@ def _of_all_ranks(world: World, own: Sequence[Tensor], device: torch.device) -> 
     return outputs_ND, start
 
 
+def _without_rows(loss: Loss) -> Loss:
+    """The same names, of nothing."""
+    parts, metrics = (dict.fromkeys(values, LossPart(0.0, 0)) for values in (loss.parts, loss.metrics))
+    return Loss(parts, metrics)
+
+
 def _add(totals: dict[str, list[Any]], loss: Loss) -> None:
     for name, part in [*loss.parts.items(), *((_METRIC + name, part) for name, part in loss.metrics.items())]:
         pair = totals.setdefault(name, [0.0, 0.0])
@@ -419,12 +445,12 @@ def _check_divisible(settings: TrainSettings) -> None:
         )
 
 
-def _made_ready(model: Any, settings: TrainSettings) -> nn.Module:
+def _made_ready(model: Any, settings: TrainSettings, device: torch.device) -> nn.Module:
     """What the settings ask of the network itself; networks that cannot are not trained with these switches."""
     if settings.trainable_top_layers is not None:
         model.train_top_layers(settings.trainable_top_layers)
     if settings.activation_checkpointing:
         model.checkpoint_layers()
     if settings.compile:
-        model.compile_layers()
+        model.compile_layers(whole=device.type == "cuda")
     return model.train()

@@ -94,7 +94,9 @@ class TrainSettings(Config):
         effect="speed",
     )
     device: str = setting("auto", "auto, cpu, cuda, cuda:N or mps.")
-    compile: bool = switch(False, "torch.compile the encoder.", effect="speed")
+    compile: bool = switch(
+        False, "torch.compile the layers: on GPUs whole, on CPUs the inside of the FFNs.", effect="speed"
+    )
     activation_checkpointing: bool = switch(
         False, "Recompute layers in the backward pass: less memory.", effect="speed"
     )

@@ -60,6 +60,18 @@ def own_rows(tensor: Tensor) -> Tensor:
         return to_local().detach()
 
 
+def whole_tensors(model: nn.Module, keep: bool) -> dict[str, Tensor]:
+    """What files hold of a divided model, on the CPU of the ranks that keep it. All ranks must call this."""
+    tensors = {}
+    for name, tensor in model.state_dict().items():
+        gather: Callable[[], Tensor] | None = getattr(tensor, "full_tensor", None)
+        with peers():
+            whole = tensor if gather is None else gather()
+        if keep:
+            tensors[name] = whole.detach().cpu()
+    return tensors
+
+
 class Gathered(nn.Module):
     """The root that FSDP2 sees: whatever is computed with a divided model is one call of this."""
 

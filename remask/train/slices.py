@@ -202,8 +202,7 @@ def load_model(model: nn.Module, stored: Stored, kind: str, shards: Shards) -> N
     for name, tensor in own.items():
         rows = own_rows(tensor)
         rows.copy_(stored.read(kind, name, None if rows is tensor else shards.rows(tensor.shape[0])))
-    if shards.size == 1:
-        model.load_state_dict(own, strict=False)  # for modules that hold their weights in another form than files
+    model.load_state_dict(own, strict=False)  # for modules that hold their weights in another form than files
 
 
 def load_state(stored: Stored, kind: str, shards: Shards) -> dict[str, Tensor]:

@@ -100,7 +100,7 @@ class Part:
         from remask.answer.runner import Runner
 
         has_segments = self.dev_rows.segments is not None
-        runner = Runner(network, self.pad_id, has_segments=has_segments)
+        runner = Runner(network, self.pad_id, has_segments=has_segments, in_training=True)
         outputs = runner.outputs(self.dev_rows, self.problem.kind, check, self.stored.drafting)
         return outputs if self.units is None else self.units.outside(outputs)
 

@@ -24,7 +24,7 @@ from remask.train.settings import TrainSettings
 from remask.tune.settings import FinetuneRun
 
 if TYPE_CHECKING:
-    from remask.train.job import Evaluation
+    from remask.train.job import Evaluation, Job
 
 # RoBERTa base's rate at its width, LoRA's of its paper's RoBERTa runs, and a rate that fresh heads alone take well.
 # Narrow networks take more (measured: EXPERIMENTS.md, "Rates for narrow networks"), at most what a start from random
@@ -92,7 +92,7 @@ def one_seed(
     network = setup.build(seed)
     batches = setup.batches(seed, world.rank, world.size)
     every = max(1, round(batches.steps_per_epoch / run.evaluations))
-    watch = Watch(setup, folder, world, report)
+    watch = Watch(setup, folder, seed, world, report)
     watch.restore()
     started = time.monotonic()
     job = Job(
@@ -108,6 +108,8 @@ def one_seed(
         allow_change=("run",),
         name=f"fine-tune, seed {seed}",
     )
+    if world.is_first and seed == run.seed:
+        _tell_memory(job, run, world.size, progress)
     with Training(job, progress, world) as training:
         train(training)
     if training.is_enough:
@@ -125,6 +127,40 @@ def one_seed(
         shutil.rmtree(folder / "checkpoints", ignore_errors=True)  # only needed to go on
     progress.say(f"  seed {seed}: {setup.words(result)} at step {result['step']:,}, {duration(result['seconds'])}")
     return result
+
+
+def _tell_memory(job: Job, run: FinetuneRun, ranks: int, progress: Progress) -> None:
+    """What a rank will hold, before it does; with a warning where its device has less."""
+    from remask.precision import choose_device, choose_precision, memory_of
+    from remask.train.narrow import masters
+    from remask.train.preflight import Load, gathered
+
+    def size(module: Any) -> int:
+        return sum(p.numel() for p in module.parameters())
+
+    model: Any = job.model
+    settings, shape = job.settings, model.encoder.settings
+    device = choose_device(settings.device, "train.device")
+    tables = sum(b.numel() for b in model.buffers() if b.is_floating_point())  # embeddings of which some rows learn
+    learning = [p for p in model.parameters() if p.requires_grad]
+    load = Load(
+        parameters=size(model) + tables,
+        trainable=sum(p.numel() for p in learning),
+        hidden_size=shape.hidden_size,
+        num_layers=shape.num_layers,
+        micro_tokens=min(run.batch.micro_tokens, job.batches.tokens_per_step),
+        precision=choose_precision(settings.precision, device, key="train.precision")[0],
+        ranks=ranks,
+        parallel=settings.parallel,
+        whole_parameters=gathered(size(model), [size(part) for part in model.parts_to_shard()]),
+        has_average=settings.ema_decay > 0,
+        copied_parameters=sum(w.numel() for w in masters(model)) if settings.weights == "bf16-master" else 0,
+        device=str(device),
+        device_bytes=memory_of(device),
+    )
+    progress.say(f"  needs {load.memory_words}")
+    for line in load.memory_warnings("batch.micro_tokens"):
+        progress.warn(line)
 
 
 def rate_of_all(rate: float, width: int) -> float:
@@ -153,8 +189,9 @@ def train_settings(run: FinetuneRun, width: int, every: int) -> TrainSettings:
 class Watch:
     """Scores the model between steps, keeps the best weights on disk, and says when it is enough."""
 
-    def __init__(self, setup: Trainable, folder: Path, world: Any, report: Report | None = None) -> None:
-        self._setup, self._folder, self._world, self._report = setup, folder, world, report
+    def __init__(self, setup: Trainable, folder: Path, seed: int, world: Any, report: Report | None = None) -> None:
+        self._setup, self._folder, self._seed = setup, folder, seed
+        self._world, self._report = world, report
         self.history: list[Json] = []
         self.best: Json = {}
 
@@ -185,13 +222,26 @@ class Watch:
         if step is None:  # only timed
             return Evaluation(result["metrics"])
         self.history.append({"step": step, **result["metrics"]})
-        if not self.best or result["score"] > self.best["score"]:
+        is_better = not self.best or result["score"] > self.best["score"]
+        if self._world.any(is_better and self._world.is_first):  # one rank decides: scores may differ in a last bit
             self.best = {"step": step, **result}
-            if self._world.is_first:
-                setup.keep(self._folder / "best", network)
+            self._keep(network)
         if self._world.is_first:
             artifacts.write_json(self._folder / "history.json", {"history": self.history, "best": self.best})
         if self._report is not None:
             self._report(len(self.history), result["score"])
         since_best = sum(entry["step"] > self.best["step"] for entry in self.history)
         return Evaluation(result["metrics"], is_enough=bool(setup.run.patience) and since_best >= setup.run.patience)
+
+    def _keep(self, network: Any) -> None:
+        """Put the weights on the disk; those of a divided network together first, in a network of the first rank."""
+        setup, world = self._setup, self._world
+        if setup.run.train.parallel == "fsdp" and world.size > 1:
+            from remask.train.sharding import whole_tensors
+
+            weights = whole_tensors(network, keep=world.is_first)
+            if world.is_first:
+                network = setup.build(self._seed)
+                network.load_state_dict(weights)
+        if world.is_first:
+            setup.keep(self._folder / "best", network)

@@ -49,9 +49,6 @@ class FinetuneTrainSettings(TrainSettings):
         0.0, "skip updates whose loss is an outlier; 0: never", effect="math", samples=[4.5], ge=0
     )
     keep_checkpoints: int = setting(1, "verified checkpoints that are kept", ge=1)
-    parallel: Literal["ddp"] = setting(  # pyrefly: ignore
-        "ddp", "under torchrun every rank has the whole model: fine-tuning keeps its best weights as it goes"
-    )
 
 
 class BottleneckSettings(Config):
@@ -272,6 +269,20 @@ class FinetuneRun(TaskFiles):
                 raise ValueError(f"tasks: {often} is there {count} times; give each a name of its own")
         elif self.single:
             raise ValueError("single compares several tasks with each alone: there are no tasks")
+        return self
+
+    @model_validator(mode="after")
+    def _check_divided(self) -> Self:
+        """What cannot go with a model that is divided among the ranks."""
+        reason = ""
+        if self.updates is not None:
+            reason = f"learn: {self.learn} learns so little that there is next to nothing to divide"
+        elif self.task == "retrieve":
+            reason = "task retrieve compares the rows of all ranks outside of the passes that gather weights"
+        elif self.loss.adversarial:
+            reason = "loss.adversarial takes gradients in the middle of a pass, where weights are not gathered"
+        if self.train.parallel == "fsdp" and reason:
+            raise ValueError(f"train.parallel = fsdp: {reason}; it goes with train.parallel = ddp")
         return self
 
     @property

@@ -1,4 +1,5 @@
-"""Fine-tuning that is killed or runs on several ranks ends as one that was not: several tasks, grids, searches."""
+"""Fine-tuning that is killed or runs on several ranks, with whole or divided models, ends as one that was not: several
+tasks, grids, searches."""
 
 from __future__ import annotations
 
@@ -27,6 +28,12 @@ train: {epochs: 3.0, precision: fp32, learning_rate: 3e-3, log_every: 1}
 retrieve: {symmetric: true, learned_temperature: true, negatives: model, below: 1.0}
 train_file: FOLDER/pairs.jsonl
 dev_file: FOLDER/pairs.jsonl
+"""
+SINGLE = """
+batch: {num_rows: 8, micro_tokens: 64}
+train: {epochs: 2.0, precision: fp32, learning_rate: 3e-3, log_every: 1}
+train_file: FOLDER/a.jsonl
+dev_file: FOLDER/a.jsonl
 """
 SEARCH = """
 batch: {micro_tokens: 64}
@@ -57,7 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizers: dict[str, 
     (made / "b.jsonl").write_text("".join(json.dumps(row) + "\n" for row in numbers))
     pairs = [{"query": f"who is {i}", "positive": f"{i} is the {'fox' if i % 3 else 'dog'}"} for i in range(48)]
     (made / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    for name, text in (("tasks", TASKS), ("tune", SEARCH), ("pairs", PAIRS)):
+    drafts = [{"source": row["text"], "target": f"a {row['label']}"} for row in rows[:12]]
+    (made / "drafts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in drafts))
+    for name, text in (("tasks", TASKS), ("tune", SEARCH), ("pairs", PAIRS), ("single", SINGLE)):
         (made / f"{name}.yaml").write_text(text.replace("FOLDER", str(made)))
     return made
 
@@ -117,6 +126,96 @@ def test_pairs_on_two_ranks_equal_one_and_a_kill_equals_none(folder: Path, zygot
     weights = [load_file(folder / name / "model/model.safetensors") for name in ("pairs-one", "pairs-cut")]
     assert weights[0].keys() == weights[1].keys()
     assert all((weights[0][key] == weights[1][key]).all() for key in weights[0])
+
+
+DIVIDED = ("--set", "train.parallel=fsdp", "--allow-change", "train.parallel")
+STOP = """
+import remask.train.loop as loop
+from remask import signals
+plain = loop.forward_backward
+def stop(run, micro_batches):
+    if run.step == {step} and run.world.rank == run.world.size - 1:
+        signals._flag.set()
+    return plain(run, micro_batches)
+loop.forward_backward = stop
+"""
+
+
+def logged(folder: Path, name: str = "train/loss") -> list[float]:
+    lines = (folder / "seed-0/metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)[name] for line in lines if name in json.loads(line)]
+
+
+def assert_same_training(folder: Path, wanted: Path) -> None:
+    for name in ("train/loss", "train/grad_norm"):
+        assert logged(folder, name) == pytest.approx(logged(wanted, name), rel=1e-5 if "loss" in name else 1e-3)
+        assert logged(folder, name)
+    for model in (path.relative_to(wanted) for path in wanted.glob("**/model.safetensors")):
+        whole, found = load_file(wanted / model), load_file(folder / model)
+        assert whole.keys() == found.keys()
+        assert all((whole[key] - found[key]).abs().max() < 1e-4 for key in whole), model
+
+
+def test_a_divided_model_is_tuned_as_a_whole_one(folder: Path, zygote: Zygote, one: Path) -> None:
+    """Several tasks, of which some rest in a step; of the embeddings only the rows in use learn; ranks have different
+    numbers of micro-batches. Stopped twice, and taken up once by another number of ranks: the same training; by as
+    many: the same bits."""
+    words = command("finetune", folder, folder / "divided")
+    done = zygote.run_ranks(2, *words, *DIVIDED)
+    assert [end.returncode for end in done] == [0, 0], done[0].stderr
+    assert_same_training(folder / "divided", one)
+
+    for name, layouts in (("same", [2, 2]), ("other", [2, 1])):
+        words = command("finetune", folder, folder / name)
+        stopped = zygote.run_ranks(layouts[0], *words, *DIVIDED, code=STOP.format(step=11))
+        assert [end.returncode for end in stopped] == [75, 75], stopped[0].stderr
+        again = zygote.run_ranks(layouts[1], *words, *(DIVIDED if layouts[1] > 1 else DIVIDED[2:]))
+        assert {end.returncode for end in again} == {0}, again[0].stderr
+        assert "going on after step 11" in again[0].stderr
+    assert_same_training(folder / "other", one)
+    assert logged(folder / "same") == logged(folder / "divided")
+    for task in ("topic", "size"):
+        weights = [load_file(folder / name / "tasks" / task / "model.safetensors") for name in ("same", "divided")]
+        assert all((weights[0][key] == weights[1][key]).all() for key in weights[0])
+
+
+# Each with what is particular about dividing it: steps with fewer rows than ranks; layers that a decoder uses piece by
+# piece; adapters beside weights that rest, and two passes in one; averaged weights, norms of whole tensors.
+KINDS = {
+    "few": ["batch.num_rows=1", "train.steps=5", "train.eval_every=2"],
+    "writes": ["task=write", "train_file=FOLDER/drafts.jsonl", "dev_file=FOLDER/drafts.jsonl", "train.steps=3"],
+    "adapters": ["learn=bottleneck", "loss.consistency=1.0", "train.steps=4"],
+    "averaged": ["train.ema_decay=0.9", "train.optimizer=lamb", "train.trainable_top_layers=1", "train.steps=6"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_can_be_tuned_can_be_divided(kind: str, folder: Path, zygote: Zygote) -> None:
+    words: list[str | Path] = ["finetune", folder / "single.yaml", "--init", folder / "model"]
+    for assignment in KINDS[kind]:
+        words += ["--set", assignment.replace("FOLDER", str(folder))]
+    runs = [(1, ()), (2, DIVIDED), *([(2, ())] if kind == "few" else [])]
+    for number, (ranks, more) in enumerate(runs):
+        done = zygote.run_ranks(ranks, *words, *more, "--out", folder / f"{kind}-{number}")
+        assert {end.returncode for end in done} == {0}, done[0].stderr
+        assert_same_training(folder / f"{kind}-{number}", folder / f"{kind}-0")
+
+
+REFUSED = {
+    "learn: lora learns so little": ["learn=lora"],
+    "task retrieve compares the rows of all ranks": ["task=retrieve"],
+    "loss.adversarial takes gradients in the middle of a pass": ["loss.adversarial=1"],
+    "train.weights = bf16-master: goes with train.parallel = ddp": ["train.weights=bf16-master"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_divided_is_refused(message: str, folder: Path, tmp_path: Path, zygote: Zygote) -> None:
+    sets = [word for one in REFUSED[message] for word in ("--set", one)]
+    words = ["finetune", folder / "single.yaml", "--init", folder / "model", "--out", tmp_path / "out", *sets]
+    done = zygote.run_ranks(2, *words, *DIVIDED)
+    assert [end.returncode for end in done] == [78, 78], done[0].stderr
+    assert message in done[0].stderr
 
 
 @pytest.mark.usefixtures("one")

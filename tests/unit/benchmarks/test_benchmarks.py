@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import importlib.util
+import io
 import json
 import os
 import subprocess
@@ -36,7 +38,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run(name: str, *words: str) -> dict[str, Any]:
-    command = [sys.executable, str(FOLDER / f"{name}.py"), "--json", "--threads", "1", *words]
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--json", *words]
     env = {**os.environ, "PYTHONPATH": str(FOLDER.parent), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -179,3 +181,108 @@ def test_a_folder_of_kept_runs_is_refused_for_other_facts(script: Any, tmp_path:
     claim(tmp_path / "work", {"minutes": 3.0})
     with pytest.raises(SystemExit, match="give another folder"):
         claim(tmp_path / "work", {"minutes": 4.0})
+
+
+# ------------------------------------------------------------------------------------------ on a GPU, without one
+
+
+def test_the_peer_has_its_best_attention_on_every_device(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = script("_device")
+    installed: set[str] = set()
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: name if name in installed else None)
+    assert device.peer_attentions("cpu", "bf16") == ["sdpa", "eager"]
+    assert device.peer_attentions("cuda", "bf16") == ["sdpa"]
+    installed.add("flash_attn")
+    assert device.peer_attentions("cuda", "bf16") == ["flash_attention_2"]
+    assert device.peer_attentions("cuda", "fp32") == ["sdpa"]  # flash attention has no fp32
+    assert device.peer_attentions("cpu", "bf16") == ["sdpa", "eager"]
+
+
+def test_a_round_begins_and_ends_with_an_idle_device(
+    script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig = script("_rig")
+    done: list[str] = []
+    monkeypatch.setattr(rig.time, "perf_counter", lambda: float(len(done.append("clock") or done)))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("go\ngo\nstop\n"))
+    turns = rig.Turns(3, 2, settle=lambda: done.append("settle"))
+    while turns.done():
+        done.append("step")
+    turns.last({})
+    one_round = ["clock", "step", "step", "step", "settle", "clock"]
+    assert done == ["step", "settle", *one_round, *one_round]
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
+def test_fine_tuning_s_clock_waits_for_the_device_at_both_ends(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    finetune = script("finetune")
+    waited: list[int] = []
+    clock = finetune.Clock(SimpleNamespace(device="cuda", steps=4))
+    monkeypatch.setattr(finetune, "settle", lambda device: waited.append(len(clock.times)))
+    for _ in range(5):
+        clock.tick()
+    assert waited == [0, 4]
+
+
+def test_a_gpu_s_time_and_memory_are_its_own(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    device, asked = script("_device"), []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: asked.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: asked.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3 * 2**20)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 7 * 2**20)
+    device.settle("cpu")
+    assert asked == []
+    device.settle("cuda")
+    assert device.begin_memory("cuda") == 3.0
+    assert device.peak_memory("cuda") == 7.0
+    assert asked == ["synchronize", "reset"]
+    assert device.peak_memory("cpu") >= device.begin_memory("cpu") > 10
+
+
+def test_where_there_is_a_gpu_it_is_measured_first(script: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    script("_claims")  # beside which it is imported
+    main, ran = importlib.import_module("benchmarks.__main__"), []
+    figure = {"benchmark": "x", "name": "x", "ratio": 1.0, "ours": 1.0, "peer": 1.0, "unit": "s"}
+    monkeypatch.setattr(main, "run", lambda name, words, threads: ran.append((name, words)) or ([figure], 0))
+    monkeypatch.setattr(main, "keep", lambda rows: None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "pretrain", "finetune", "memory"])
+    main.main()
+    assert not any("cuda" in words for _, words in ran)
+    num_commands = len(ran)
+    ran.clear()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    main.main()
+    on_gpu = [name for name, words in ran if "cuda" in words]
+    assert [name for name, _ in ran][: len(on_gpu)] == on_gpu
+    assert set(on_gpu) == {"pretrain", "finetune", "memory"}
+    assert len(ran) == num_commands + len(on_gpu)
+
+
+def test_the_words_of_a_side_name_its_device(script: Any) -> None:
+    sides = script("_pretraining")
+    common = {"size": "tiny", "length": 8, "batch": 2, "precision": "bf16", "dropout": 0.1, "steps": 1, "warm": 1}
+    options = argparse.Namespace(**common, rounds=1, threads=1)
+    assert "--device" not in sides.words_for(options, Path("work"))
+    assert sides.device_of(options) == "cpu"
+    words = sides.words_for(argparse.Namespace(**vars(options), device="cuda"), Path("work"))
+    assert words[words.index("--device") + 1] == "cuda"
+
+
+def test_text_that_is_made_while_it_is_read(script: Any) -> None:
+    texts = script("_synthetic")
+    for kind in texts.KINDS:
+        streams = texts.portions(kind, 70_000_000)
+        assert [stream.num_bytes for stream in streams] == [32_000_000, 32_000_000, 6_000_000]
+        block, again = (next(iter(streams[1]))[0] for _ in range(2))
+        assert block == again != next(iter(streams[0]))[0]
+        assert 0.95e6 < len(block) <= 1e6
+        text = block.decode()
+        assert (" " in text) == (kind == "spaces")
+    found = run("prepare", "--parts", "vocabulary", "--gigabytes", "0.002", "--text", "none", "--vocab-size", "600")
+    assert found["share_of_the_text"] == 1.0
+    assert found["entries"] == 600
+    assert found["ours"] == max(found["parent_mb"], found["worker_mb"])

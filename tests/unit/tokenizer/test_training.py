@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -98,9 +104,107 @@ def test_counts_of_many_files_add_up_whatever_their_order(
         training.write_counts(paths[-1], sorted(table.items()))
     total = sum(tables, Counter())
     expected = sorted(total.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)
-    assert training.merge_counts(paths, 100) == (expected, len(total))
-    assert training.merge_counts(paths[::-1], 100) == (expected, len(total))
-    assert training.merge_counts(paths, 2) == (expected[:2], len(total))
+    assert training.merge_counts(paths, 100) == training.WordCounts(expected, len(total), 1.0)
+    assert training.merge_counts(paths[::-1], 100) == training.WordCounts(expected, len(total), 1.0)
+    few = training.merge_counts(paths, 2)
+    assert (few.words, few.num_distinct) == (expected[:2], len(total))
+    sizes = [len(word) * count for word, count in expected]
+    assert few.kept_share == pytest.approx(sum(sizes[:2]) / sum(sizes))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.dictionaries(st.binary(min_size=1, max_size=9), st.integers(1, 5), max_size=30),
+    st.integers(1, 30), st.integers(0, 80), st.randoms(),
+)  # fmt: skip
+def test_the_most_frequent_words_that_fit_are_kept_whatever_their_order(
+    table: dict[bytes, int], limit: int, limit_bytes: int, shuffler: random.Random
+) -> None:
+    ranked = sorted(table.items(), key=lambda pair: (pair[1], pair[0]), reverse=True)
+    ends = list(accumulate(len(word) for word, _ in ranked))
+    expected = ranked[: min(limit, sum(end <= limit_bytes for end in ends))]
+    entries = list(table.items())
+    shuffler.shuffle(entries)
+    assert training._most_frequent(entries, limit, limit_bytes).words == expected
+
+
+LETTERS = [chr(0x4E00 + i) for i in range(40)]
+
+
+def unspaced(draw: random.Random, num_clauses: int) -> bytes:
+    """Clauses as Chinese has them: hardly any comes twice, and no space anywhere."""
+    words = ["".join(draw.choices(LETTERS, k=draw.randint(1, 3))) for _ in range(60)]
+    clauses = ["".join(draw.choices(words, k=draw.randint(3, 8))) for _ in range(num_clauses)]
+    return "，".join(clauses).encode()
+
+
+@dataclass(frozen=True)
+class Given:
+    """Blocks of documents that are there already."""
+
+    blocks: list[bytes]
+    num_bytes: int = 0
+
+    def __iter__(self) -> Iterator[tuple[bytes, np.ndarray, np.ndarray]]:
+        for data in self.blocks:
+            yield data, np.array([0, len(data)]), np.zeros(0, np.int64)
+
+
+def test_a_table_that_is_written_out_when_full_counts_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text without spaces in a table of 50 words, and in one without a limit: the same files, the same merges."""
+    draw = random.Random(1)
+    blocks = Given([unspaced(draw, 100) for _ in range(5)] + [("中" * 400).encode()])
+    options = TokenizerSettings(vocab_size=400, max_word_bytes=32)
+    most, plain = [], training.write_counts
+
+    def write_counts(path: Path, entries: Any) -> None:
+        if "-" in path.name:
+            entries = list(entries)
+            most.append(len(entries))
+        plain(path, entries)
+
+    monkeypatch.setattr(training, "write_counts", write_counts)
+    files, merges = {}, {}
+    for name, limit in (("bounded", 50), ("free", 10**9)):
+        monkeypatch.setattr(training, "TABLE_WORDS", limit)
+        task = training.CountTask(blocks, tmp_path / name, tmp_path / f"{name}.json", options, False)  # type: ignore[arg-type]
+        training.count_words(task)
+        files[name] = task.out.read_bytes()
+        table = training.merge_counts([task.out], 10**6)
+        assert table.kept_share == 1.0
+        assert max(len(word) for word, _ in table.words) <= 32
+        merges[name] = training.train_tokenizer(table.words, options, False).description["model"]["merges"]
+    assert files["bounded"] == files["free"]
+    assert merges["bounded"] == merges["free"]
+    assert len(merges["free"]) == 400 - 261
+    assert len(most) > 3
+    assert max(most) < table.num_distinct / 3  # what was there, and one block's words
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bounded", "bounded.json", "free", "free.json"]
+
+
+def test_what_the_trainer_sees_is_bounded_and_what_is_dropped_is_told(tmp_path: Path) -> None:
+    draw = random.Random(2)
+    blocks = Given([unspaced(draw, 300) for _ in range(3)])
+    task = training.CountTask(blocks, tmp_path / "counts", tmp_path / "r.json", TokenizerSettings(), False)  # type: ignore[arg-type]
+    training.count_words(task)
+    whole = training.merge_counts([task.out], 10**6)
+    table = training.merge_counts([task.out], 10**6, 4_000)
+    assert sum(len(word) for word, _ in whole.words) > 8_000
+    assert 3_900 < sum(len(word) for word, _ in table.words) <= 4_000
+    assert table.words == whole.words[: len(table.words)]
+    assert table.num_distinct == whole.num_distinct
+    assert 0.1 < table.kept_share < 0.9
+
+
+@pytest.mark.parametrize("divisor", [2, 3, 7])
+def test_rare_words_are_thinned_by_their_hash(divisor: int) -> None:
+    """Rounded to the nearest, words that all come once would all stay, or all go: DNA was no text at all."""
+    words = [(bytes(f"word{i}", "ascii"), 1) for i in range(9000)]
+    total = sum(len(word) + 1 for word, _ in words)
+    thinned = training.thin(words, total // divisor + 1)
+    assert set(thinned) < set(words)
+    assert sum(len(word) + 1 for word, _ in thinned) == pytest.approx(total / divisor, rel=0.05)
+    assert training.thin(words[::-1], total // divisor + 1) == thinned[::-1]
 
 
 def test_counts_are_thinned_alike_when_there_is_too_much_text() -> None:

@@ -85,6 +85,20 @@ def test_what_a_rank_holds_and_sends() -> None:
     assert "ranks:" not in "\n".join(lines(one, TrainSettings()))
 
 
+def test_what_a_device_does_not_hold_is_warned_of() -> None:
+    large = replace(
+        FACTS, parameters=355_000_000, trainable=355_000_000, hidden_size=1024, num_layers=24, micro_tokens=32 * 512,
+        precision="bf16", device="cuda:0", device_bytes=40e9,
+    )  # fmt: skip
+    good = TrainSettings(learning_rate=5e-5)
+    assert "about 37.9 GB of memory (cuda:0 has 40 GB)" in "\n".join(lines(large, good))  # as docs/scale.md has it
+    assert warnings(large, good) == []
+    (line,) = warnings(replace(large, device_bytes=24e9, ranks=2), good)
+    assert "cuda:0 has 24 GB of memory for each rank, and this run may need 37.9 GB" in line
+    assert "data.batch.micro_rows" in line
+    assert "train.parallel=fsdp" in line
+
+
 def test_warnings_where_settings_are_known_to_go_wrong() -> None:
     good = TrainSettings(learning_rate=5e-4, warmup=0.06)
     assert warnings(FACTS, good) == []
