@@ -235,7 +235,7 @@ def error_response(
     return Response(error_body(code, message, field), status, headers, media_type="application/json")
 
 
-def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | None) -> Any:
+def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | None) -> Guard:
     """The whole ASGI app."""
     app = FastAPI(
         title="remask",
