@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,10 +21,12 @@ from remask.evaluation.zero_shot import Judge, blimp, blimp_folder
 from remask.progress import Progress
 from remask.schema import IGNORE, Batch, Json
 from remask.tasks import metrics
+from remask.tasks.kind import Item
 
 if TYPE_CHECKING:
     import torch
 
+    from remask.data.settings import DataSettings
     from remask.model.network import Network
 
 Array = np.ndarray
@@ -79,7 +81,7 @@ def words(judge: Judge, prepared: Path, num_documents: int) -> Measured:
     return Measured({"word_bits_per_byte": np.array([sums_K[0] / math.log(2) / sums_K[1]])})
 
 
-def _data(judge: Judge) -> Any:
+def _data(judge: Judge) -> DataSettings:
     from remask.data.settings import DataSettings
 
     return DataSettings(length=min(512, judge.loaded.settings.max_length))
@@ -191,7 +193,7 @@ def minimal_pairs(judge: Judge, tasks: Path, max_pairs: int | None, progress: Pr
 # -------------------------------------------------------------------------------------------------------- tasks
 
 
-def task_examples(model: Path, items: Sequence[Any], metric: str) -> Array:
+def task_examples(model: Path, items: Sequence[Item], metric: str) -> Array:
     """What a fine-tuned model does on each dev example."""
     from remask.answer.model import Model
     from remask.answer.reader import open_reader

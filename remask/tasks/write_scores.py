@@ -8,11 +8,15 @@ when they are needed. Not here: what a task's measures are (write).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remask.errors import UnavailableError, install_command
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
 
 NUM_DRAWS = 1000  # of the bootstrap
 References = Sequence[Sequence[str]]  # at least one for each text
@@ -25,7 +29,7 @@ def check_libraries(*, rouge: bool) -> None:
         _rouge_scorer()
 
 
-def _sacrebleu() -> Any:
+def _sacrebleu() -> ModuleType:
     try:
         import sacrebleu
     except ImportError:
@@ -33,7 +37,7 @@ def _sacrebleu() -> Any:
     return sacrebleu
 
 
-def _rouge_scorer() -> Any:
+def _rouge_scorer() -> RougeScorer:
     try:
         from rouge_score.rouge_scorer import RougeScorer
     except ImportError:
