@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -47,7 +46,7 @@ def command(runs: tuple[Path, ...], out: Path | None, common: Common) -> None:
         name: compared_values(run) | {"word_bits_per_byte": bits}
         for name, run, bits in zip(names, folders, word_bits, strict=True)
     }
-    changed: dict[str, list[Any]] = {}  # key -> its value in every run
+    changed: dict[str, list[object]] = {}  # key -> its value in every run
     for number, run in enumerate(folders[1:], 1):
         for key, old, new in differences(folders[0].config, run.config):
             changed.setdefault(key, [old] * len(folders))[number] = new

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,13 +27,14 @@ from remask.finding.settings import IndexRun
 from remask.finding.vectors import Best
 from remask.finding.words import words_of
 from remask.progress import Progress
+from remask.schema import Json
 
 _BATCH_ROWS = 2_000
 _MAX_GRAPH_SIZE = 2_000  # numbers of a vector that pgvector's graph takes
 _LANGUAGE = {"english": "english", "none": "simple"}
 
 
-def _libraries() -> tuple[Any, Any]:
+def _libraries() -> tuple[ModuleType, ModuleType]:
     try:
         import pgvector.psycopg
         import psycopg
@@ -221,7 +223,7 @@ class DatabaseTable:
         ]
 
 
-def _hit(row: int, score: float, id: str, passage: int, text: str, start: int, place: str, fields: Any) -> Hit:
+def _hit(row: int, score: float, id: str, passage: int, text: str, start: int, place: str, fields: Json) -> Hit:
     return Hit(id, passage, score, text, start, place, fields, row)
 
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from remask.config import differences
+from remask.config import differences, value_at
 from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
 from remask.reports.page import Fill, Page, Tile
 from remask.reports.runs import RunFolder
@@ -54,7 +53,7 @@ def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | Non
     page.heading("What differs")
     changed = dict.fromkeys(key for run in runs[1:] for key, _, _ in differences(runs[0].config, run.config))
     if changed:
-        rows = [[key, *(json.dumps(_dig(run.config, key)) for run in runs)] for key in changed]
+        rows = [[key, *(json.dumps(value_at(run.config, key)) for run in runs)] for key in changed]
         page.table(["setting", *names], rows)
     else:
         page.text("The runs have the same settings.")
@@ -269,12 +268,6 @@ def short_names(runs: Sequence[RunFolder]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(index) for index in range(len(runs))]
-
-
-def _dig(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, Mapping) else None
-    return config
 
 
 def _value(value: float | None) -> str:

@@ -11,6 +11,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
 from remask.errors import UnavailableError, install_command
@@ -149,7 +150,7 @@ def read_warc(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
         raise Damaged("damaged file", f"over {_MAX_RESUMES} damaged records")
 
 
-def _fastwarc() -> Any:
+def _fastwarc() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of its own old names, while it is imported
         import fastwarc.warc
