@@ -153,7 +153,7 @@ def _task(page: Page, task: Values) -> None:
         for name in ("before", "after")
     ]
     page.figure(
-        bar_chart(bars, label=task["metric"], highest=1.0),
+        bar_chart(bars, label=task["metric"]),
         f"{task['metric']}, median of {len(task['before']['seeds'])} seeds; the line spans all seeds.",
     )
     page.table(

@@ -300,7 +300,7 @@ class ModelEvaluation:
             return zero_shot.claims(self.judge, zero_shot.claims_file(data), self.progress)
         source = self.texts[task]
         if source.is_file():
-            name = fingerprint([models.file_hash(source), self.judge.tokenizer.fingerprint])[:10]
+            name = fingerprint([models.file_hash(source), self.judge.reader.tokenizer.fingerprint])[:10]
             folder = self.cache / f"text-{source.stem}-{name}"
             with artifacts.output_errors(folder):
                 self.cache.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from remask.precision import Format
     from remask.schema import Batch
     from remask.tasks.rows import Frame
-    from remask.tokenizer import Tokenizer
 
 MAX_WORD_DOCUMENTS = 64  # of each held-out source, for bits per byte of whole words
 BYTES_A_TOKEN = 4  # about: what a limit of rows means in bytes, whatever the vocabulary
@@ -49,14 +48,6 @@ class Judge:
     reader: Reader
     device: torch.device
     precision: Format
-
-    @property
-    def loaded(self) -> Loaded:
-        return self.reader.loaded
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.reader.tokenizer
 
     @cached_property
     def frame(self) -> Frame:
@@ -109,8 +100,8 @@ def blimp(judge: Judge, folder: Path, max_pairs: int | None, progress: Progress)
     from remask.tasks.blimp import num_masked_rows, read_blimp, score_pairs, texts_of
 
     pairs = read_blimp(folder, max_pairs)
-    with progress.stage("blimp", num_masked_rows(texts_of(pairs), judge.tokenizer), "rows") as stage:
-        result = score_pairs(pairs, judge.log_probs, judge.tokenizer, judge.frame, stage.advance)
+    with progress.stage("blimp", num_masked_rows(texts_of(pairs), judge.reader.tokenizer), "rows") as stage:
+        result = score_pairs(pairs, judge.log_probs, judge.reader.tokenizer, judge.frame, stage.advance)
     notes = [] if max_pairs is None else [f"the first {max_pairs} pairs of each paradigm"]
     return {**result, "metric": "accuracy", "notes": notes, "data": {"dev": len(pairs)}}
 
@@ -128,9 +119,9 @@ def claims(judge: Judge, path: Path, progress: Progress) -> Json:
     from remask.tasks.claims import read_claims, score_claims
 
     found = read_claims(path)
-    rows = num_masked_rows((text for claim in found for text in claim.texts), judge.tokenizer)
+    rows = num_masked_rows((text for claim in found for text in claim.texts), judge.reader.tokenizer)
     with progress.stage("claims", rows, "rows") as stage:
-        result = score_claims(found, judge.log_probs, judge.tokenizer, judge.frame, stage.advance)
+        result = score_claims(found, judge.log_probs, judge.reader.tokenizer, judge.frame, stage.advance)
     return {**result, "metric": "accuracy", "notes": [], "data": {"dev": len(found)}}
 
 
@@ -166,7 +157,7 @@ def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> 
     options = {
         "text.sources": [{"name": "text", "paths": [str(path.resolve())]}],
         "text.heldout_fraction": ALL_HELD_OUT,
-        "tokenizer.path": str(judge.loaded.tokenizer_folder),
+        "tokenizer.path": str(judge.reader.loaded.tokenizer_folder),
         "workers": 1,
     }
     quiet = Progress(quiet=True)  # its stages are no news here
@@ -183,10 +174,10 @@ def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Pro
     from remask.objectives import held_out
     from remask.tokenizer import load_tokenizer
 
-    tokenizer = judge.tokenizer
+    tokenizer = judge.reader.tokenizer
     if load_tokenizer(prepared / "tokenizer").fingerprint != tokenizer.fingerprint:
-        raise DataError(f"{prepared}: was prepared with another vocabulary than that of {judge.loaded.folder}")
-    settings = DataSettings(length=min(512, judge.loaded.settings.max_length))
+        raise DataError(f"{prepared}: was prepared with another vocabulary than that of {judge.reader.loaded.folder}")
+    settings = DataSettings(length=min(512, judge.reader.loaded.settings.max_length))
     notes = []
     with progress.stage("perplexity") as stage:
         held = evaluation_batches(prepared, settings, tokenizer, max_rows=max_rows)
@@ -219,10 +210,10 @@ def _pseudo(judge: Judge, prepared: Path, count: int) -> dict[str, float]:
         for number in np.sort(picked):
             sentences.append(np.asarray(source.ids[starts[number] : starts[number + 1]][:longest], np.int64))
     nats = -float(pseudo_log_likelihoods(
-        judge.log_probs, [judge.frame.join([ids])[0] for ids in sentences], judge.tokenizer.mask_id
+        judge.log_probs, [judge.frame.join([ids])[0] for ids in sentences], judge.reader.tokenizer.mask_id
     ).sum())  # fmt: skip
     tokens = sum(len(ids) for ids in sentences)
-    num_bytes = sum(int(judge.tokenizer.token_lengths[ids].sum()) for ids in sentences)
+    num_bytes = sum(int(judge.reader.tokenizer.token_lengths[ids].sum()) for ids in sentences)
     return {
         "pseudo_perplexity": math.exp(min(nats / max(1, tokens), 700.0)),
         "pseudo_bits_per_byte": nats / math.log(2) / max(1, num_bytes),

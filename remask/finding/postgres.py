@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,7 +27,6 @@ from remask.finding.settings import IndexRun
 from remask.finding.vectors import Best
 from remask.finding.words import words_of
 from remask.progress import Progress
-from remask.schema import Json
 
 _BATCH_ROWS = 2_000
 _MAX_GRAPH_SIZE = 2_000  # numbers of a vector that pgvector's graph takes
@@ -215,16 +214,12 @@ class DatabaseTable:
                 f"FROM {self.table} WHERE row_number = ANY(%s)",
                 [[int(row) for row in rows]],
             ).fetchall()
-        known = {row[0]: row[1:] for row in found}
-        return [
-            _hit(row, float(score), *known[row])
-            for row, score in zip(rows, scores, strict=True)
-            if row in known  # the table may have been replaced meanwhile
-        ]
-
-
-def _hit(row: int, score: float, id: str, passage: int, text: str, start: int, place: str, fields: Json) -> Hit:
-    return Hit(id, passage, score, text, start, place, fields, row)
+        hits = {
+            row: Hit(id, passage, 0.0, text, start, place, fields, row)
+            for row, id, passage, text, start, place, fields in found
+        }
+        # The table may have been replaced meanwhile.
+        return [replace(hits[row], score=float(score)) for row, score in zip(rows, scores, strict=True) if row in hits]
 
 
 def _best(rows: Sequence[tuple[float, int]]) -> Best:

@@ -228,11 +228,11 @@ def _samples(page: Page, run: RunFolder) -> None:
         page.table(["step", "hidden word", "answers"], rows, folded="answers along the way")
 
 
-def fill_of(sample: Values, name: str = "") -> Fill:
+def fill_of(sample: Values) -> Fill:
     """A sentence of a log or of a result; ___ or <mask> stands for the hidden word."""
     left, _, right = sample["text"].partition("___" if "___" in sample["text"] else "<mask>")
     answers = [(answer["word"], answer["score"]) for answer in sample["answers"][:SHOWN_ANSWERS]]
-    return Fill(left, sample["hidden"], right, {name: answers})
+    return Fill(left, sample["hidden"], right, {"": answers})
 
 
 def _task(page: Page, task: Values) -> None:
@@ -244,7 +244,7 @@ def _task(page: Page, task: Values) -> None:
     ]
     bars.append(Bar("largest class", task["majority"], is_quiet=True))
     page.figure(
-        bar_chart(bars, label="accuracy", highest=1.0),
+        bar_chart(bars, label="accuracy"),
         f"Test accuracy, median of {len(task['pretrained']['seeds'])} seeds; the line spans all seeds. Same network, "
         "same data, same recipe; only the starting weights differ.",
     )

@@ -240,12 +240,9 @@ class ClientPaths:
 def _labels(said: Json, top: object) -> list[Json]:
     if said["label"] is None:  # a regression
         return [{"label": "score", "score": said["score"]}]
-    found = sorted(({"label": name, "score": score} for name, score in said["scores"].items()), key=_by_score)
-    return found[:top] if isinstance(top, int) and top > 0 else found
-
-
-def _by_score(one: Json) -> float:
-    return -one["score"]
+    best_first = sorted(said["scores"].items(), key=lambda pair: -pair[1])
+    labels = [{"label": name, "score": score} for name, score in best_first]
+    return labels[:top] if isinstance(top, int) and top > 0 else labels
 
 
 def add_client_paths(app: FastAPI, service: "Service", errors: dict[int | str, Json]) -> None:

@@ -57,7 +57,7 @@ def heldout(judge: Judge, prepared: Path, num_rows: int) -> Measured:
     """Bits per byte, perplexity and accuracy of masked tokens; an example is a row."""
     from remask.data.evaluation import evaluation_batches
 
-    batches = evaluation_batches(prepared, _data(judge), judge.tokenizer, max_rows=num_rows)
+    batches = evaluation_batches(prepared, _data(judge), judge.reader.tokenizer, max_rows=num_rows)
     rows_EK = np.concatenate([_row_sums(judge, batch) for batch in batches])
     return Measured(
         {
@@ -74,9 +74,9 @@ def words(judge: Judge, prepared: Path, num_documents: int) -> Measured:
     are no examples that all rows share: the whole text counts as one, and only seeds are drawn."""
     from remask.data.evaluation import is_comparable, word_batches
 
-    if not is_comparable(judge.tokenizer):
+    if not is_comparable(judge.reader.tokenizer):
         return Measured({}, notes=("the vocabulary changes the text: its bits per byte do not compare",))
-    batches = word_batches(prepared, _data(judge), judge.tokenizer, max_documents=num_documents)
+    batches = word_batches(prepared, _data(judge), judge.reader.tokenizer, max_documents=num_documents)
     sums_K = np.concatenate([_row_sums(judge, batch) for batch in batches]).sum(0)
     return Measured({"word_bits_per_byte": np.array([sums_K[0] / math.log(2) / sums_K[1]])})
 
@@ -84,7 +84,7 @@ def words(judge: Judge, prepared: Path, num_documents: int) -> Measured:
 def _data(judge: Judge) -> DataSettings:
     from remask.data.settings import DataSettings
 
-    return DataSettings(length=min(512, judge.loaded.settings.max_length))
+    return DataSettings(length=min(512, judge.reader.loaded.settings.max_length))
 
 
 def _row_sums(judge: Judge, batch: Batch) -> Array:
@@ -99,7 +99,7 @@ def _row_sums(judge: Judge, batch: Batch) -> Array:
         nats_M = (logits_MV.logsumexp(1) - picked_M).cpu().numpy()
         right_M = (logits_MV.argmax(1).cpu().numpy() == labels_M).astype(np.float64)
     row_M = np.asarray(batch.masked_positions_M) // batch.input_ids_BS.shape[1]
-    bytes_M = np.asarray(judge.tokenizer.token_lengths)[labels_M]
+    bytes_M = np.asarray(judge.reader.tokenizer.token_lengths)[labels_M]
     columns = (nats_M, bytes_M, np.ones(len(labels_M)), right_M)
     return np.stack([np.bincount(row_M, column, minlength=batch.num_rows) for column in columns], axis=1)
 
@@ -125,13 +125,13 @@ def sentence(judge: Judge, prepared: Path, num_rows: int) -> Measured:
     from remask.data.evaluation import evaluation_batches
     from remask.data.settings import DataSettings
 
-    if not judge.loaded.heads.sentence:
+    if not judge.reader.loaded.heads.sentence:
         return Measured({}, notes=("trained without a sentence loss: it has no head that could be asked",))
     examples = {}
     for question in ("nsp", "sop"):
-        length = min(512, judge.loaded.settings.max_length)
+        length = min(512, judge.reader.loaded.settings.max_length)
         data = DataSettings.model_validate({"format": "segment-pair", "sentence_loss": question, "length": length})
-        batches = evaluation_batches(prepared, data, judge.tokenizer, max_rows=num_rows, pairs=True)
+        batches = evaluation_batches(prepared, data, judge.reader.tokenizer, max_rows=num_rows, pairs=True)
         examples[f"{question}_accuracy"] = np.concatenate([_pairs_told(judge, batch) for batch in batches])
     return Measured(examples)
 
@@ -149,7 +149,7 @@ def layers(judge: Judge, prepared: Path, num_rows: int) -> Measured:
     """L2 distance and angle in degrees between what goes into a layer and what comes out (ALBERT, figure 1)."""
     from remask.data.evaluation import evaluation_batches
 
-    batches = evaluation_batches(prepared, _data(judge), judge.tokenizer, max_rows=min(num_rows, PROFILE_ROWS))
+    batches = evaluation_batches(prepared, _data(judge), judge.reader.tokenizer, max_rows=min(num_rows, PROFILE_ROWS))
     per_row_EL2 = np.concatenate([_layer_changes(judge, batch) for batch in batches])
     shown = {"distance": per_row_EL2[:, :, 0].mean(0).tolist(), "angle": per_row_EL2[:, :, 1].mean(0).tolist()}
     examples = {"layer_distance": per_row_EL2[:, :, 0].mean(1), "layer_angle": per_row_EL2[:, :, 1].mean(1)}

@@ -11,6 +11,7 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -109,10 +110,6 @@ def _resiliparse(html: str, main_content: bool = True) -> str:
     return extract_plain_text(html, main_content=main_content, list_bullets=False, links=False, alt_texts=False)
 
 
-def _everything(html: str) -> str:
-    return _resiliparse(html, main_content=False)
-
-
 def _trafilatura(html: str) -> str:
     try:
         import trafilatura
@@ -123,7 +120,11 @@ def _trafilatura(html: str) -> str:
     return trafilatura.extract(html) or ""
 
 
-EXTRACTORS = {"resiliparse": _resiliparse, "trafilatura": _trafilatura, "all": _everything}
+EXTRACTORS = {
+    "resiliparse": _resiliparse,
+    "trafilatura": _trafilatura,
+    "all": partial(_resiliparse, main_content=False),
+}
 
 
 # ----------------------------------------------------------------------------------------------------- WARC
