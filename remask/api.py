@@ -373,13 +373,7 @@ def export(
     from remask.exports.export import export as write
     from remask.exports.settings import ExportRun
 
-    built = _run(ExportRun, None, run, {"model": model, "to": to, "embedding": embedding}, settings)
-    measure = None
-    if built.eval_file is not None:
-        from remask.answer.scores import scorer
-
-        measure = scorer(built.model, built.eval_file, built.columns())
-    return write(built, Path(out), measure)
+    return write(_run(ExportRun, None, run, {"model": model, "to": to, "embedding": embedding}, settings), Path(out))
 
 
 # -------------------------------------------------------------------------------------------------- finding

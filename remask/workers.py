@@ -29,7 +29,7 @@ from types import ModuleType
 from typing import Any, Generic, Literal, TypeVar
 
 from remask import signals
-from remask.errors import GaveUpError, RemaskError, UnavailableError, install_command
+from remask.errors import GaveUpError, RemaskError, UnavailableError, needs_extra
 
 Engine = Literal["local", "ray"]
 ItemT = TypeVar("ItemT")
@@ -266,10 +266,8 @@ def _run_ray(
 
 def _joined_ray(workers: int) -> ModuleType:
     """Joining takes seconds, so it lasts until this process ends, which also ends tasks nobody waits for."""
-    try:
+    with needs_extra("ray", "--engine ray needs the ray extra"):
         import ray
-    except ImportError:
-        raise UnavailableError(f"--engine ray needs the ray extra: {install_command('ray')}") from None
     if not ray.is_initialized():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         address = os.environ.get("RAY_ADDRESS")

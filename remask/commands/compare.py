@@ -69,7 +69,7 @@ def _word_bits(runs: Sequence[RunFolder], progress: Progress) -> list[float | No
     if len(prepared) < len(runs) or len({run.heldout_text for run in runs}) > 1:
         progress.warn("bits per byte of whole words: not measured, since the runs do not have the same text at hand")
         return nothing
-    from remask.evaluation.words import word_bits_per_byte
+    from remask.evaluation.zero_shot import word_bits_per_byte
 
     try:
         with progress.stage("bits per byte of whole words"):

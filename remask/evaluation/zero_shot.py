@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from remask.answer.model import Model
     from remask.answer.reader import Reader
+    from remask.data.settings import DataSettings
     from remask.model.network import Network
     from remask.model.store import Loaded
     from remask.precision import Format
@@ -69,18 +70,33 @@ class Judge:
         with torch.inference_mode(), self.model.runner.products():
             yield self.model.network
 
-    def log_probs(self, batch: Batch) -> np.ndarray:
-        """log p of every masked token."""
+    @property
+    def data(self) -> DataSettings:
+        """How held-out text is cut for it."""
+        from remask.data.settings import DataSettings
+
+        return DataSettings(length=min(512, self.reader.loaded.settings.max_length))
+
+    def sent(self, batch: Batch) -> Batch:
+        """A batch of arrays as tensors on its device."""
         import torch
 
+        return batch.map(lambda array: torch.as_tensor(array).to(self.device))
+
+    def masked_logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log_probs_M of the masked tokens, logits_MV there)."""
         with self.asked() as network:
-            tensors = batch.map(lambda array: torch.as_tensor(array).to(self.device))
+            tensors = self.sent(batch)
             assert tensors.masked_positions_M is not None
             assert tensors.masked_labels_M is not None
             hidden_BSD = network.encode(tensors, wanted_M=tensors.masked_positions_M)
             logits_MV = network.masked_lm(hidden_BSD, tensors.masked_positions_M).float()
             right_M = logits_MV.gather(1, tensors.masked_labels_M[:, None])[:, 0]
-            return (right_M - logits_MV.logsumexp(1)).cpu().numpy()
+            return right_M - logits_MV.logsumexp(1), logits_MV
+
+    def log_probs(self, batch: Batch) -> np.ndarray:
+        """log p of every masked token."""
+        return self.masked_logits(batch)[0].cpu().numpy()
 
 
 def require_masked_lm(loaded: Loaded, task: str) -> None:
@@ -118,11 +134,11 @@ def claims(judge: Judge, path: Path, progress: Progress) -> Json:
     from remask.tasks.blimp import num_masked_rows
     from remask.tasks.claims import read_claims, score_claims
 
-    found = read_claims(path)
-    rows = num_masked_rows((text for claim in found for text in claim.texts), judge.reader.tokenizer)
+    asked = read_claims(path)
+    rows = num_masked_rows((text for claim in asked for text in claim.texts), judge.reader.tokenizer)
     with progress.stage("claims", rows, "rows") as stage:
-        result = score_claims(found, judge.log_probs, judge.reader.tokenizer, judge.frame, stage.advance)
-    return {**result, "metric": "accuracy", "notes": [], "data": {"dev": len(found)}}
+        result = score_claims(asked, judge.log_probs, judge.reader.tokenizer, judge.frame, stage.advance)
+    return {**result, "metric": "accuracy", "notes": [], "data": {"dev": len(asked)}}
 
 
 # ------------------------------------------------------------------------------------------------- perplexity
@@ -140,13 +156,13 @@ def perplexity_sources(data: Path, texts: Sequence[str]) -> dict[str, Path]:
     for folder in (data / "prepared", data):
         if (folder / artifacts.MANIFEST).is_file():
             return {"perplexity": folder}
-    found = sorted([*data.glob("*.valid.txt"), *data.glob("*/*.valid.txt")])
-    if not found:
+    files = sorted([*data.glob("*.valid.txt"), *data.glob("*/*.valid.txt")])
+    if not files:
         raise MissingInputError(
             f"{data}: is no prepared data (remask prepare) and has no *.valid.txt, which perplexity is measured on; "
             "name texts with --text FILE"
         )
-    return {f"perplexity:{path.stem}": path for path in found}
+    return {f"perplexity:{path.stem}": path for path in files}
 
 
 def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> None:
@@ -170,30 +186,55 @@ def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Pro
     model with this vocabulary; bits per byte of whole words, which compare across vocabularies; and the same of
     sentences whose tokens are masked one at a time (pseudo-perplexity)."""
     from remask.data.evaluation import evaluation_batches, is_comparable, word_batches
-    from remask.data.settings import DataSettings
     from remask.objectives import held_out
     from remask.tokenizer import load_tokenizer
 
     tokenizer = judge.reader.tokenizer
     if load_tokenizer(prepared / "tokenizer").fingerprint != tokenizer.fingerprint:
         raise DataError(f"{prepared}: was prepared with another vocabulary than that of {judge.reader.loaded.folder}")
-    settings = DataSettings(length=min(512, judge.reader.loaded.settings.max_length))
+    settings = judge.data
     notes = []
     with progress.stage("perplexity") as stage:
         held = evaluation_batches(prepared, settings, tokenizer, max_rows=max_rows)
         with judge.asked() as network:
-            found = held_out(network, held, tokenizer.token_lengths, tokenizer.token_characters)
+            measures = held_out(network, held, tokenizer.token_lengths, tokenizer.token_characters)
             if is_comparable(tokenizer):
                 most = None if max_rows is None else max_rows * settings.length * BYTES_A_TOKEN
                 words = word_batches(prepared, settings, tokenizer, max_documents=MAX_WORD_DOCUMENTS, max_bytes=most)
                 by_word = held_out(network, words, tokenizer.token_lengths)
-                found = {**found, "word_bits_per_byte": by_word["bits_per_byte"]}
+                measures = {**measures, "word_bits_per_byte": by_word["bits_per_byte"]}
             else:
                 notes.append("the vocabulary changes the text: bits per byte do not compare with other vocabularies")
-        found = {**found, **_pseudo(judge, prepared, min(PSEUDO_SENTENCES, max_rows or PSEUDO_SENTENCES))}
+        measures = {**measures, **_pseudo(judge, prepared, min(PSEUDO_SENTENCES, max_rows or PSEUDO_SENTENCES))}
         stage.update(len(held))
     data = {"dev": sum(len(batch.lengths_B) for batch in held), "prepared": str(prepared)}
-    return {"metrics": dict(found), "metric": "perplexity", "notes": notes, "data": data}
+    return {"metrics": dict(measures), "metric": "perplexity", "notes": notes, "data": data}
+
+
+def word_bits_per_byte(models: Sequence[Path], prepared: Sequence[Path]) -> tuple[list[float], str]:
+    """Bits per byte of whole words, the one measure that compares vocabularies: a number for each model, all on rows of
+    the same length, each on its own tokens of the same text. Where a vocabulary does not keep the text: no numbers, and
+    the reason."""
+    import torch
+
+    from remask.data.evaluation import is_comparable, word_batches
+    from remask.data.settings import DataSettings
+    from remask.model.store import open_model
+    from remask.objectives import held_out
+    from remask.tokenizer import load_tokenizer
+
+    tokenizers = [load_tokenizer(folder / "tokenizer") for folder in prepared]
+    for folder, tokenizer in zip(prepared, tokenizers, strict=True):
+        if not is_comparable(tokenizer):
+            return [], f"the vocabulary of {folder} changes the text"
+    loaded = [open_model(folder) for folder in models]
+    length = min(512, *(model.settings.max_length for model in loaded))
+    bits = []
+    for model, folder, tokenizer in zip(loaded, prepared, tokenizers, strict=True):
+        batches = word_batches(folder, DataSettings(length=length), tokenizer, max_documents=MAX_WORD_DOCUMENTS)
+        with torch.inference_mode():
+            bits.append(held_out(model.network.eval(), batches, tokenizer.token_lengths)["bits_per_byte"])
+    return bits, ""
 
 
 def _pseudo(judge: Judge, prepared: Path, count: int) -> dict[str, float]:

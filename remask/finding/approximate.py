@@ -14,17 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from remask.errors import DataError, UnavailableError, install_command
+from remask.errors import DataError, needs_extra
 from remask.finding.settings import ApproximateSettings
 
 _PER_CELL = 64  # vectors that a cell of the grid is trained on
 
 
 def _faiss() -> ModuleType:
-    try:
+    with needs_extra("faiss", "approximate.kind needs the faiss extra"):
         import faiss
-    except ImportError:
-        raise UnavailableError(f"approximate.kind needs the faiss extra: {install_command('faiss')}") from None
     return faiss
 
 

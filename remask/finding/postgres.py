@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from remask.config import dump
-from remask.errors import DataError, MissingInputError, UnavailableError, UsageError, install_command
+from remask.errors import DataError, MissingInputError, UnavailableError, UsageError, needs_extra
 from remask.finding.index import Hit, Index
 from remask.finding.settings import IndexRun
 from remask.finding.vectors import Best
@@ -34,11 +34,9 @@ _LANGUAGE = {"english": "english", "none": "simple"}
 
 
 def _libraries() -> tuple[ModuleType, ModuleType]:
-    try:
+    with needs_extra("postgres", "postgres:// needs the postgres extra"):
         import pgvector.psycopg
         import psycopg
-    except ImportError:
-        raise UnavailableError(f"postgres:// needs the postgres extra: {install_command('postgres')}") from None
     return psycopg, pgvector.psycopg
 
 

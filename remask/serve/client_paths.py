@@ -135,20 +135,20 @@ class ClientPaths:
         self._service = service
 
     async def embeddings(self, body: EmbeddingsIn, request: Request) -> Response:
-        said = await self._service.ask("embed", CountedEmbed(model=body.model, inputs=body.input), request)
-        if isinstance(said, Response):
-            return said
-        name, parts = said
-        found = [orjson.loads(part) for part in parts]
-        if body.dimensions is not None and body.dimensions > len(found[0]["vector"]):
-            return _refused(f"dimensions: {name} has vectors of {len(found[0]['vector'])} numbers", "dimensions")
+        answered = await self._service.ask("embed", CountedEmbed(model=body.model, inputs=body.input), request)
+        if isinstance(answered, Response):
+            return answered
+        name, parts = answered
+        vectors = [orjson.loads(part) for part in parts]
+        if body.dimensions is not None and body.dimensions > len(vectors[0]["vector"]):
+            return _refused(f"dimensions: {name} has vectors of {len(vectors[0]['vector'])} numbers", "dimensions")
         data = []
-        for index, one in enumerate(found):
-            vector: list[float] | str = _shortened(one["vector"], body.dimensions)
+        for index, counted in enumerate(vectors):
+            vector: list[float] | str = _shortened(counted["vector"], body.dimensions)
             if body.encoding_format == "base64":
                 vector = base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
             data.append({"object": "embedding", "index": index, "embedding": vector})
-        tokens = sum(one["tokens"] for one in found)
+        tokens = sum(counted["tokens"] for counted in vectors)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return _json({"object": "list", "data": data, "model": name, "usage": usage})
 
@@ -157,12 +157,12 @@ class ClientPaths:
             model=body.model, inputs=body.inputs, normalize=body.normalize is not False, prompt=body.prompt_name,
             long_texts="cut" if body.truncate else "error",
         )  # fmt: skip
-        said = await self._service.ask("embed", asked, request)
-        if isinstance(said, Response):
-            return said
-        vectors = [_shortened(orjson.loads(part), body.dimensions) for part in said[1]]
+        answered = await self._service.ask("embed", asked, request)
+        if isinstance(answered, Response):
+            return answered
+        vectors = [_shortened(orjson.loads(part), body.dimensions) for part in answered[1]]
         if body.dimensions is not None and body.dimensions > len(vectors[0]):
-            return _refused(f"dimensions: {said[0]} has vectors of {len(vectors[0])} numbers", "dimensions")
+            return _refused(f"dimensions: {answered[0]} has vectors of {len(vectors[0])} numbers", "dimensions")
         return _json(vectors)
 
     async def rerank(self, body: RerankIn, request: Request) -> Response:
@@ -171,18 +171,18 @@ class ClientPaths:
         name = body.model or self._scorer()
         if name is not None and self._service.engine.facts.get(name, {}).get("kind") == "regress":
             pairs: list[TextPair | list[str]] = [[body.query, text] for text in body.texts]
-            said = await self._service.ask("pairs", Pairs(model=name, inputs=pairs, long_texts=cut), request)
-            if isinstance(said, Response):
-                return said
-            scores = [orjson.loads(part)["score"] for part in said[1]]
+            answered = await self._service.ask("pairs", Pairs(model=name, inputs=pairs, long_texts=cut), request)
+            if isinstance(answered, Response):
+                return answered
+            scores = [orjson.loads(part)["score"] for part in answered[1]]
         else:
             asked = Rank.model_validate(
                 {"model": name, "inputs": {"query": body.query, "texts": body.texts}, "long_texts": cut}
             )
-            said = await self._service.ask("rank", asked, request)
-            if isinstance(said, Response):
-                return said
-            ranked = {one["index"]: one["score"] for one in orjson.loads(said[1][0])}
+            answered = await self._service.ask("rank", asked, request)
+            if isinstance(answered, Response):
+                return answered
+            ranked = {text["index"]: text["score"] for text in orjson.loads(answered[1][0])}
             scores = [ranked[index] for index in range(len(body.texts))]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         texts = ({"text": body.texts[index]} if body.return_text else {} for index in order)
@@ -210,16 +210,16 @@ class ClientPaths:
         cut = "cut" if body.truncate else "model"
         if texts:
             asked = Classify(model=body.model, inputs=texts, long_texts=cut)
-            said = await self._service.ask("classify", asked, request)
+            answered = await self._service.ask("classify", asked, request)
         else:
             pairs: list[TextPair | list[str]] = [list(map(str, item)) for item in plain]
-            said = await self._service.ask("pairs", Pairs(model=body.model, inputs=pairs, long_texts=cut), request)
-        if isinstance(said, Response):
-            return said
+            answered = await self._service.ask("pairs", Pairs(model=body.model, inputs=pairs, long_texts=cut), request)
+        if isinstance(answered, Response):
+            return answered
         top = (body.parameters or {}).get("top_k")
-        found = [_labels(orjson.loads(part), top) for part in said[1]]
+        labels = [_labels(orjson.loads(part), top) for part in answered[1]]
         # Hugging Face's client, known by its `parameters`, wants a list around the answer to one text as well.
-        return _json(found if several or body.parameters is not None else found[0])
+        return _json(labels if several or body.parameters is not None else labels[0])
 
     async def anything(self, body: AnyIn, request: Request) -> Response:
         """The first model decides: a classifier's labels, or vectors."""
@@ -237,10 +237,10 @@ class ClientPaths:
         return await self.embed(wanted, request)
 
 
-def _labels(said: Json, top: object) -> list[Json]:
-    if said["label"] is None:  # a regression
-        return [{"label": "score", "score": said["score"]}]
-    best_first = sorted(said["scores"].items(), key=lambda pair: -pair[1])
+def _labels(answer: Json, top: object) -> list[Json]:
+    if answer["label"] is None:  # a regression
+        return [{"label": "score", "score": answer["score"]}]
+    best_first = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
     labels = [{"label": name, "score": score} for name, score in best_first]
     return labels[:top] if isinstance(top, int) and top > 0 else labels
 

@@ -74,11 +74,11 @@ def _written(index: Index, model: Model, inputs: Sequence[str], options: Json, v
     """What each query finds, as JSON."""
     seeker, top = Seeker(index, model, None), options["top_k"]
     ways: Json = {"hits": options["by"]} | ({"vectors": "vectors", "words": "words"} if options["lists"] else {})
-    found = {name: seeker.found(inputs, vectors, by, top) for name, by in ways.items()}
+    rankings = {name: seeker.found(inputs, vectors, by, top) for name, by in ways.items()}
     answers = []
     on_map = options["point"]
     for number, vector in enumerate(vectors):
-        lists: Json = {name: [_shown(index, hit, on_map) for hit in hits[number]] for name, hits in found.items()}
+        lists: Json = {name: [_shown(index, hit, on_map) for hit in hits[number]] for name, hits in rankings.items()}
         if on_map:
             lists["point"] = place_of(index, vector)
         answers.append(orjson.dumps(lists))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remask.errors import UnavailableError, install_command
+from remask.errors import needs_extra
 
 if TYPE_CHECKING:
     from rouge_score.rouge_scorer import RougeScorer
@@ -30,18 +30,14 @@ def check_libraries(*, rouge: bool) -> None:
 
 
 def _sacrebleu() -> ModuleType:
-    try:
+    with needs_extra("write", "BLEU and chrF need sacrebleu"):
         import sacrebleu
-    except ImportError:
-        raise UnavailableError(f"BLEU and chrF need sacrebleu: {install_command('write')}") from None
     return sacrebleu
 
 
 def _rouge_scorer() -> RougeScorer:
-    try:
+    with needs_extra("write", "ROUGE needs rouge-score"):
         from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise UnavailableError(f"ROUGE needs rouge-score: {install_command('write')}") from None
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
 
 

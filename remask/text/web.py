@@ -15,7 +15,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from remask.errors import UnavailableError, install_command
+from remask.errors import needs_extra
 from remask.streams import Stream, open_stream
 from remask.text.records import TOO_SLOW, Damaged, Document, Drop, Portion, Reading
 
@@ -111,12 +111,8 @@ def _resiliparse(html: str, main_content: bool = True) -> str:
 
 
 def _trafilatura(html: str) -> str:
-    try:
+    with needs_extra("html", "reading.extractor trafilatura needs the html extra"):
         import trafilatura
-    except ImportError:
-        raise UnavailableError(
-            f"reading.extractor trafilatura needs the html extra: {install_command('html')}"
-        ) from None
     return trafilatura.extract(html) or ""
 
 

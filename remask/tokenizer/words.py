@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from remask.errors import UnavailableError, install_command
+from remask.errors import needs_extra
 
 # Classes of characters. OTHER is punctuation and symbols; BARE are letters of scripts without spaces. GPT-2's pattern
 # knows letters, numbers and the rest, marks being the rest: that class is in the two lowest bits.
@@ -153,10 +153,8 @@ _HAN_RUN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003
 
 
 def check_segmenter() -> None:
-    try:
+    with needs_extra("zh", "tokenizer.words = jieba: needs the zh extra"):
         import rjieba  # noqa: F401
-    except ImportError:
-        raise UnavailableError(f"tokenizer.words = jieba: needs the zh extra: {install_command('zh')}") from None
 
 
 def join_chinese(text: np.ndarray, begins: np.ndarray, starts: np.ndarray) -> None:

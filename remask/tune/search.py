@@ -21,7 +21,7 @@ import yaml
 from remask import artifacts
 from remask.config import dump, to_yaml
 from remask.data.order import key_of
-from remask.errors import GaveUpError, UnavailableError, UsageError, install_command
+from remask.errors import GaveUpError, UsageError, needs_extra
 from remask.progress import Progress
 from remask.schema import Json, Values
 from remask.tune.finetune import finetune
@@ -49,7 +49,9 @@ def search(run: TuneRun, out: Path, *, progress: Progress, allow_change: Sequenc
     """Trials until there are as many as asked for; then best.yaml and results.json."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("tune runs in one process; give each trial's fine-tuning more ranks with finetune instead")
-    _need_optuna()
+    with needs_extra("tune", "tune needs optuna"):
+        import optuna
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     with artifacts.lock(out):
         identity = {"run": dump(run) | {"search": dump(run.search) | {"trials": None}}}
         check_identity(identity, TuneRun(), out, allow_change)
@@ -61,14 +63,6 @@ def search(run: TuneRun, out: Path, *, progress: Progress, allow_change: Sequenc
         trials = _proposals(study, _spaces(run), run, out, progress)
         sweep(finetune, _fixed(run), trials, progress=progress, may_fail=(_Pruned, GaveUpError))
         return _results(study, run, out)
-
-
-def _need_optuna() -> None:
-    try:
-        import optuna
-    except ImportError:
-        raise UnavailableError(f"tune needs optuna: {install_command('tune')}") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def _spaces(run: TuneRun) -> dict[str, optuna.distributions.BaseDistribution]:
