@@ -14,7 +14,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -33,13 +32,6 @@ _MAX_GRAPH_SIZE = 2_000  # numbers of a vector that pgvector's graph takes
 _LANGUAGE = {"english": "english", "none": "simple"}
 
 
-def _libraries() -> tuple[ModuleType, ModuleType]:
-    with needs_extra("postgres", "postgres:// needs the postgres extra"):
-        import pgvector.psycopg
-        import psycopg
-    return psycopg, pgvector.psycopg
-
-
 def _hidden(address: str) -> str:
     """An address as a message may show it: without its password."""
     return re.sub(r"(?<=//)([^:/@]*):[^@/]*@", r"\1:***@", address)
@@ -48,17 +40,19 @@ def _hidden(address: str) -> str:
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Any]:
     """A connection with pgvector's types; what the server says becomes one line."""
-    psycopg, vectors = _libraries()
+    with needs_extra("postgres", "postgres:// needs the postgres extra"):
+        import psycopg
+        from pgvector.psycopg import register_vector
     try:
         with psycopg.connect(address, autocommit=True, connect_timeout=20) as link:
             with contextlib.suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
                 link.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            vectors.register_vector(link)
+            register_vector(link)
             yield link
     except psycopg.OperationalError as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else "the connection broke"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "the connection broke"
         raise UnavailableError(
-            f"{_hidden(address)}: {said}; nothing of this index is visible there yet, and the same command goes on"
+            f"{_hidden(address)}: {reason}; nothing of this index is visible there yet, and the same command goes on"
         ) from None
     except psycopg.Error as error:
         raise DataError(f"{_hidden(address)}: {str(error).strip().splitlines()[0]}") from None

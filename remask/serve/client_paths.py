@@ -117,8 +117,15 @@ def _json(value: object) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
+def error_response(
+    status: int, code: str, message: str, field: str | None = None, retry_after: int | None = None
+) -> Response:
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return Response(error_body(code, message, field), status, headers, media_type="application/json")
+
+
 def _refused(message: str, field: str) -> Response:
-    return Response(error_body("invalid", message, field), 422, media_type="application/json")
+    return error_response(422, "invalid", message, field)
 
 
 def _shortened(vector: list[float], dimensions: int | None) -> list[float]:
@@ -260,15 +267,17 @@ def add_client_paths(app: FastAPI, service: "Service", errors: dict[int | str, J
         app.post(
             path, summary=line, responses={200: {"model": out}, **errors}, response_class=Response,
             operation_id=f"client_{name}", include_in_schema=path != "/",
-        )(_handler(service, name, answer, kind))  # fmt: skip
+        )(handler(service, name, answer, kind))  # fmt: skip
 
 
-def _handler(
+def handler(
     service: "Service", name: str, answer: Callable[..., Awaitable[Response]], kind: type[BaseModel]
 ) -> Callable[..., Awaitable[Response]]:
-    async def handler(body: BaseModel, request: Request) -> Response:
+    """What FastAPI calls for a path whose body is of this kind; counted under its name."""
+
+    async def handle(body: BaseModel, request: Request) -> Response:
         began = time.perf_counter()
         return service.counted(name, began, await answer(body, request))
 
-    handler.__annotations__["body"] = kind  # what FastAPI reads
-    return handler
+    handle.__annotations__["body"] = kind  # what FastAPI reads
+    return handle

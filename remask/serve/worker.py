@@ -167,15 +167,13 @@ class Models:
         self.precision, self._assignment, self._life = precision, assignment, life
         self.notes: list[str] = []
         self._indices = {name: searching.opened(path) for name, path in assignment.models.items()}
-        folders = {name: self._model_of(name, path) for name, path in assignment.models.items()}
+        folders = {  # an index is asked through the model that it was made with
+            name: assignment.models[name] if index is None else searching.model_of(index)
+            for name, index in self._indices.items()
+        }
         self._kept = {name: self._open(path) for name, path in folders.items()}
         self._steps: OrderedDict[str, Model] = OrderedDict()
         self._gone = (0, 0, 0)  # counts of steps that were closed
-
-    def _model_of(self, name: str, path: Path) -> Path:
-        """The folder of a model, which for an index is the one that it was made with."""
-        index = self._indices[name]
-        return path if index is None else searching.model_of(index)
 
     def _open(self, path: Path) -> Model:
         from remask.answer.model import load

@@ -83,9 +83,10 @@ def make_plan(study: StudyRun) -> StudyPlan:
     cells = []
     for label, row in study.rows.items():
         run = runs[row.model_of or label]
+        variant = json.dumps(row.tokenizer, sort_keys=True) if row.tokenizer else PLAIN
         for seed in range(study.seed, study.seed + study.seeds):
             own = run.model_copy(update={"seed": seed})
-            cells.append(Cell(label, seed, row, own, _variant(row), row.start_from or row.model_of))
+            cells.append(Cell(label, seed, row, own, variant, row.start_from or row.model_of))
     for label, row in study.rows.items():
         for task in tasks_of(study):
             tuned(StudyPlan(study, scale, ()), task, row, f"{study.name}: rows.{label}.tune")
@@ -122,10 +123,6 @@ def _multiplied(before: PretrainRun, key: str, factor: float, place: str) -> flo
         return float(f"{value * factor:.6g}")
     unit = 8 if key in _EIGHTS else 1
     return max(unit, round(value * factor / unit) * unit)
-
-
-def _variant(row: StudyRow) -> Variant:
-    return json.dumps(row.tokenizer, sort_keys=True) if row.tokenizer else PLAIN
 
 
 # -------------------------------------------------------------------------------------------------------- tasks

@@ -92,12 +92,7 @@ def unit_starts(text: str) -> np.ndarray:
     if not text or has_odd_space(text):
         return _unit_starts(text)
     # Words between single spaces do not know of each other, and most were seen before.
-    return np.concatenate([_word_unit_starts(word) for word in text.replace(" ", "\n ").split("\n")])
-
-
-@lru_cache(maxsize=100_000)
-def _word_unit_starts(word: str) -> np.ndarray:
-    return _unit_starts(word)
+    return np.concatenate([_known_unit_starts(word) for word in text.replace(" ", "\n ").split("\n")])
 
 
 def _unit_starts(text: str) -> np.ndarray:
@@ -135,6 +130,9 @@ def _unit_starts(text: str) -> np.ndarray:
             new_piece = False
     end_stretch()
     return starts
+
+
+_known_unit_starts = lru_cache(maxsize=100_000)(_unit_starts)
 
 
 def token_word_starts(text: str, spans: np.ndarray) -> np.ndarray:
