@@ -63,7 +63,9 @@ class _Verbs(click.Group):
             return None
         return importlib.import_module(_module(cmd_name)).command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in VERBS:
             from difflib import get_close_matches
 
@@ -76,7 +78,7 @@ class _Verbs(click.Group):
         with _visible_words():
             return super().make_context(*words, **extra)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         with _visible_words():
             return super().invoke(ctx)
 
@@ -96,7 +98,12 @@ def _visible_words() -> Iterator[None]:
 
 
 def _show_warning(
-    message: Warning | str, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: object = None,
 ) -> None:
     click.echo(f"remask: warning: {visible(str(message))}", err=True)
 
@@ -124,7 +131,7 @@ def main() -> None:
         raise
 
 
-def _end_rank(code: Any) -> None:
+def _end_rank(code: object) -> None:
     """End here, without taking Python apart: threads of torch's process group can outlive it (caches of FSDP keep it),
     and one that lets go of a tensor meanwhile aborts a process whose work is done."""
     atexit._run_exitfuncs()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from remask.tune.settings import FinetuneRun, TuneRun
 
 StrPath = str | os.PathLike[str]
-Settings = Mapping[str, Any]  # dotted names of a run's settings, as --set takes them: {"train.epochs": 3}
+Settings = Mapping[str, object]  # dotted names of a run's settings, as --set takes them: {"train.epochs": 3}
 RunT = TypeVar("RunT", bound=Config)
 
 
@@ -39,7 +39,7 @@ def _run(
     model: type[RunT],
     verb: str | None,
     run: RunT | StrPath | None,
-    keywords: Mapping[str, Any],
+    keywords: Mapping[str, object],
     settings: Settings | None,
     assignments: Sequence[str] = (),
 ) -> RunT:
@@ -56,13 +56,13 @@ def _run(
     return build_run(model, file, assignments, both).run
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _prompt(pattern: str | Sequence[str] | None, words: Mapping[str, Sequence[str]] | None) -> dict[str, Any]:
+def _prompt(pattern: str | Sequence[str] | None, words: Mapping[str, Sequence[str]] | None) -> dict[str, object]:
     """A prompt's keywords as settings."""
     patterns = [pattern] if isinstance(pattern, str) else pattern
     return {"prompt.patterns": patterns, "prompt.words": words and {label: list(said) for label, said in words.items()}}
@@ -94,7 +94,7 @@ def prepare(
 
     if vocab_size is not None and tokenizer is not None:
         raise UsageError("vocab_size trains a vocabulary and tokenizer brings one: give one of them")
-    keywords: dict[str, Any] = {
+    keywords: dict[str, object] = {
         "tokenizer.vocab_size": vocab_size, "tokenizer.path": tokenizer, "workers": workers
     }  # fmt: skip
     if run is not None and not isinstance(run, Config):
@@ -373,13 +373,7 @@ def export(
     from remask.exports.export import export as write
     from remask.exports.settings import ExportRun
 
-    built = _run(ExportRun, None, run, {"model": model, "to": to, "embedding": embedding}, settings)
-    measure = None
-    if built.eval_file is not None:
-        from remask.answer.scores import scorer
-
-        measure = scorer(built.model, built.eval_file, built.columns())
-    return write(built, Path(out), measure)
+    return write(_run(ExportRun, None, run, {"model": model, "to": to, "embedding": embedding}, settings), Path(out))
 
 
 # -------------------------------------------------------------------------------------------------- finding

@@ -352,7 +352,7 @@ def begin(work: Path, key: object, made: Sequence[str], name: str = "identity.js
     return is_same
 
 
-def _kept_key(record: Path) -> Any | None:
+def _kept_key(record: Path) -> object:
     """The key that an earlier attempt wrote down, None where there was none."""
     try:
         return json.loads(record.read_bytes())
@@ -422,7 +422,7 @@ def open_artifact(folder: Path, stage: str, *, verify: bool = False) -> Artifact
     return Artifact(folder, manifest)
 
 
-def _manifest_problem(manifest: Any) -> str:
+def _manifest_problem(manifest: object) -> str:
     if not isinstance(manifest, dict) or not {"stage", "version", "files", "fingerprint", "counts"} <= manifest.keys():
         return "not a manifest"
     if manifest["fingerprint"] != _fingerprint(manifest):

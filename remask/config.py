@@ -15,7 +15,7 @@ import json
 import os
 import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -23,6 +23,7 @@ from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.config import JsonDict, JsonValue
 
 from remask.errors import ConfigError, MissingInputError
 
@@ -31,6 +32,7 @@ MAX_DEPTH = 30
 MAX_NODES = 50_000
 
 Effect = Literal["math", "data", "speed"]
+Scalar = bool | int | float | str | None
 ConfigT = TypeVar("ConfigT", bound="Config")
 
 
@@ -47,9 +49,9 @@ def setting(default: Any, doc: str, **bounds: Any) -> Any:
     return Field(default, description=doc, **bounds)
 
 
-def switch(default: Any, doc: str, *, effect: Effect, samples: Sequence[Any] = (), **bounds: Any) -> Any:
+def switch(default: Any, doc: str, *, effect: Effect, samples: Sequence[JsonValue] = (), **bounds: Any) -> Any:
     """A design decision. `samples`: values worth trying where the type does not list them (numbers)."""
-    extra: dict[str, Any] = {"effect": effect, "samples": list(samples)}
+    extra: JsonDict = {"effect": effect, "samples": list(samples)}
     return Field(default, description=doc, json_schema_extra=extra, **bounds)
 
 
@@ -69,7 +71,7 @@ for _tag, _pattern, _first in (
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
 
-_SCALARS: dict[str, Any] = {
+_SCALARS: dict[str, Callable[[str], Scalar]] = {
     "tag:yaml.org,2002:null": lambda text: None,
     "tag:yaml.org,2002:bool": lambda text: text in ("true", "True"),
     "tag:yaml.org,2002:int": int,
@@ -83,7 +85,7 @@ class _Source:
     """A parsed file: its values, and where each key stands."""
 
     name: str
-    values: Any
+    values: Mapping[str, object]
     lines: Mapping[tuple[str | int, ...], int]
 
     def place(self, path: Sequence[str | int]) -> str:
@@ -94,8 +96,9 @@ class _Source:
         return self.name
 
 
-def _parse(text: str, name: str) -> _Source:
-    """YAML without tags, anchors or repeated keys, bounded in size and depth before anything is built."""
+def _parse(text: str, name: str) -> tuple[object, dict[tuple[str | int, ...], int]]:
+    """(values, the line of every key) of YAML without tags, anchors or repeated keys, bounded in size and depth before
+    anything is built."""
     try:
         depth = 0
         for number, event in enumerate(yaml.parse(text, Loader=_Loader)):
@@ -109,7 +112,7 @@ def _parse(text: str, name: str) -> _Source:
                 raise ConfigError(f"{place}: nested too deeply or too long for a run file")
         lines: dict[tuple[str | int, ...], int] = {}
         node = yaml.compose(text, Loader=_Loader)
-        return _Source(name, None if node is None else _build(node, (), lines, name), lines)
+        return None if node is None else _build(node, (), lines, name), lines
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{name}:{mark.line + 1}" if mark else name
@@ -119,14 +122,14 @@ def _parse(text: str, name: str) -> _Source:
         raise ConfigError(f"{name}: a number that cannot be read: {str(error)[:80]}") from error
 
 
-def _build(node: yaml.Node, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], name: str) -> Any:
+def _build(node: yaml.Node, path: tuple[str | int, ...], lines: dict[tuple[str | int, ...], int], name: str) -> object:
     lines.setdefault(path, node.start_mark.line + 1)
     if isinstance(node, yaml.ScalarNode):
         return _SCALARS[node.tag](node.value)
     if isinstance(node, yaml.SequenceNode):
         return [_build(child, (*path, index), lines, name) for index, child in enumerate(node.value)]
     assert isinstance(node, yaml.MappingNode)
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for key_node, child in node.value:
         place = f"{name}:{key_node.start_mark.line + 1}"
         if not isinstance(key_node, yaml.ScalarNode):
@@ -153,12 +156,10 @@ def _read(path: Path) -> _Source:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 (byte {error.start})") from error
-    source = _parse(text, str(path))
-    if source.values is None:
-        return _Source(source.name, {}, source.lines)
-    if not isinstance(source.values, dict):
+    values, lines = _parse(text, str(path))
+    if values is not None and not isinstance(values, dict):
         raise ConfigError(f"{path}: a run file is a mapping of keys to values")
-    return source
+    return _Source(str(path), values or {}, lines)
 
 
 # ------------------------------------------------------------------------------------------- building a run
@@ -218,28 +219,37 @@ def find_run(verb: str, word: str | os.PathLike[str]) -> Path:
     return known[name]
 
 
-def merge(under: Any, over: Any) -> Any:
+def merge(under: Mapping[str, object], over: Mapping[str, object]) -> dict[str, object]:
     """Nested values, those of `over` winning."""
-    if not (isinstance(under, Mapping) and isinstance(over, Mapping)):
-        return over
     merged = dict(under)
     for key, value in over.items():
-        merged[key] = merge(under[key], value) if key in under else value
+        below = under.get(key)
+        merged[key] = merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
     return merged
 
 
-def parse_assignment(word: str) -> tuple[list[str], Any]:
+def parse_assignment(word: str) -> tuple[list[str], object]:
     """`train.learning_rate=1e-3` -> the key's parts and the value as the run file would read it."""
     key, equals, text = word.partition("=")
     if not equals or not key:
         raise ConfigError(f"--set {word}: write it as KEY=VALUE, for instance train.learning_rate=1e-3")
-    return key.split("."), _parse(text, f"--set {word}").values
+    return key.split("."), _parse(text, f"--set {word}")[0]
 
 
-def _nest(parts: Sequence[str], value: Any) -> Any:
-    for part in reversed(parts):
-        value = {part: value}
-    return value
+def nest(parts: Sequence[str], value: object) -> dict[str, object]:
+    """A value under the parts of its key."""
+    first, *rest = parts
+    return {first: nest(rest, value) if rest else value}
+
+
+def value_at(values: object, key: str) -> object:
+    """The value under a dotted key; None where there is none."""
+    for part in key.split("."):
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+Difference = tuple[str, object, object]  # a key, its old value and its new one
 
 
 @dataclass(frozen=True)
@@ -248,14 +258,14 @@ class Built(typing.Generic[ConfigT]):
 
     run: ConfigT
     base_name: str
-    differences: list[tuple[str, Any, Any]]
+    differences: list[Difference]
 
 
 def build_run(
     model: type[ConfigT],
     file: Path | None = None,
     assignments: Sequence[str] = (),
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     base: str | None = None,
 ) -> Built[ConfigT]:
     """Put a run together. `options` are values of command-line options by dotted key; None means not given."""
@@ -270,33 +280,34 @@ def build_run(
     merged = merge(under, values)
     for word in assignments:
         parts, value = parse_assignment(word)
-        merged = merge(merged, _nest(parts, value))
+        merged = merge(merged, nest(parts, value))
         sources.insert(0, _Source(f"--set {word}", {}, {tuple(parts[: i + 1]): 0 for i in range(len(parts))}))
     for key, value in (options or {}).items():
         if value is not None:
-            merged = merge(merged, _nest(key.split("."), value))
+            merged = merge(merged, nest(key.split("."), value))
     run = _validate(model, merged, sources)
     reference = _validate(model, _fill_required(under, merged, model), sources)
     return Built(run, base or "defaults", [_brief(run, *change) for change in differences(dump(reference), dump(run))])
 
 
-def _brief(run: Config, key: str, old: Any, new: Any) -> tuple[str, Any, Any]:
+def _brief(run: Config, key: str, old: object, new: object) -> Difference:
     """A list of parts (sources, tasks) with what was given of each part; the rest are its defaults."""
     if isinstance(new, list) and new and isinstance(new[0], dict):
-        new = run.model_dump(mode="json", exclude_defaults=True)
+        given = run.model_dump(mode="json", exclude_defaults=True)
         for name in key.split("."):
-            new = new[name]
+            given = given[name]
+        return key, old, given
     return key, old, new
 
 
-def build_values(model: type[ConfigT], values: Mapping[str, Any], *, place: str, base: str | None = None) -> ConfigT:
+def build_values(model: type[ConfigT], values: Mapping[str, object], *, place: str, base: str | None = None) -> ConfigT:
     """A run from plain nested values over a base, as a part of another file holds them; errors name `place`."""
     source = _Source(place, values, {})
     under, sources = _under(base, None, source)
     return _validate(model, merge(under, values), [source, *sources[1:]])
 
 
-def _under(base: str | None, beside: Path | None, source: _Source) -> tuple[Any, list[_Source]]:
+def _under(base: str | None, beside: Path | None, source: _Source) -> tuple[Mapping[str, object], list[_Source]]:
     """(a base's values, the files that a key may stand in)."""
     if base is None:
         return {}, [source]
@@ -306,23 +317,21 @@ def _under(base: str | None, beside: Path | None, source: _Source) -> tuple[Any,
     return base_source.values, [source, base_source]
 
 
-def _fill_required(under: Any, merged: Any, model: type[Config]) -> Any:
+def _fill_required(under: object, merged: Mapping[str, object], model: type[Config]) -> dict[str, object]:
     """The base alone may lack what every run must say; take that from the run, so that it shows no difference."""
-    if not isinstance(merged, Mapping):
-        return under
     filled = dict(under) if isinstance(under, Mapping) else {}
     for name, field in model.model_fields.items():
         if name not in merged:
             continue
-        kind = _config_type(field.annotation)
-        if kind is not None and isinstance(merged[name], Mapping):
-            filled[name] = _fill_required(filled.get(name, {}), merged[name], kind)
+        kind, value = _config_type(field.annotation), merged[name]
+        if kind is not None and isinstance(value, Mapping):
+            filled[name] = _fill_required(filled.get(name, {}), value, kind)
         elif field.is_required() and name not in filled:
-            filled[name] = merged[name]
+            filled[name] = value
     return filled
 
 
-def _config_type(annotation: Any) -> type[Config] | None:
+def _config_type(annotation: object) -> type[Config] | None:
     """The Config inside `X` or `X | None`."""
     inside = (
         typing.get_args(annotation) if typing.get_origin(annotation) in (UnionType, typing.Union) else (annotation,)
@@ -330,13 +339,13 @@ def _config_type(annotation: Any) -> type[Config] | None:
     return next((kind for kind in inside if isinstance(kind, type) and issubclass(kind, Config)), None)
 
 
-def _item_type(annotation: Any) -> type[Config] | None:
+def _item_type(annotation: object) -> type[Config] | None:
     """The Config inside `tuple[X, ...]`."""
     inside = typing.get_args(annotation) if typing.get_origin(annotation) is tuple else ()
     return _config_type(inside[0]) if inside else None
 
 
-def _validate(model: type[ConfigT], values: Any, sources: Sequence[_Source]) -> ConfigT:
+def _validate(model: type[ConfigT], values: object, sources: Sequence[_Source]) -> ConfigT:
     try:
         # Through JSON: strict types, yet lists become tuples and text becomes paths.
         return model.model_validate_json(json.dumps(values))
@@ -414,7 +423,7 @@ def _keys(model: type[Config], prefix: str = "") -> Iterator[str]:
             yield from _keys(part, f"{prefix}{name}.")
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -431,17 +440,17 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(dump(config), sort_keys=False, allow_unicode=True)
 
 
-def fingerprint(value: Any) -> str:
+def fingerprint(value: object) -> str:
     """sha256 of a config's or plain value's canonical JSON."""
     plain = dump(value) if isinstance(value, Config) else value
     text = json.dumps(plain, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+def differences(old: object, new: object, prefix: str = "") -> list[Difference]:
     """(key, old value, new value) for every leaf that differs."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        changes: list[tuple[str, Any, Any]] = []
+        changes: list[Difference] = []
         for key in [*old, *(k for k in new if k not in old)]:
             changes += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
         return changes
@@ -456,8 +465,8 @@ class Switch:
     """One design decision: its key, its values (or sample values), default, line of text and effect."""
 
     key: str
-    values: list[Any]
-    default: Any
+    values: list[object]
+    default: object
     doc: str
     effect: Effect
 
@@ -472,13 +481,13 @@ def switches(model: type[Config], prefix: str = "") -> Iterator[Switch]:
             continue
         extra = field.json_schema_extra
         if isinstance(extra, dict) and "effect" in extra:
-            values = [*_literal_values(field.annotation), *typing.cast(list[Any], extra["samples"])]
+            values = [*_literal_values(field.annotation), *typing.cast(list[object], extra["samples"])]
             default = field.get_default(call_default_factory=True)
             doc = field.description or ""
             yield Switch(key, values, default, doc, typing.cast(Effect, extra["effect"]))
 
 
-def _literal_values(annotation: Any) -> list[Any]:
+def _literal_values(annotation: object) -> list[object]:
     origin = typing.get_origin(annotation)
     if origin is Literal:
         return list(typing.get_args(annotation))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -60,7 +60,9 @@ class DocumentWriter:
         starts = byte_positions(data, np.asarray(sentence_starts, np.int64))
         self.add_bytes(data, np.array([len(data)], np.int64), starts, (one_line(place) + "\n").encode(), 1)
 
-    def add_bytes(self, data: Any, ends: np.ndarray, sentences: np.ndarray, places: bytes, num_documents: int) -> None:
+    def add_bytes(
+        self, data: bytes | np.ndarray, ends: np.ndarray, sentences: np.ndarray, places: bytes, num_documents: int
+    ) -> None:
         """A run of documents at once: bytes, and byte offsets of document ends and sentence starts within them."""
         assert len(ends) == num_documents
         with output_errors(self.folder):

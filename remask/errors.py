@@ -6,6 +6,8 @@ prints that sentence and exits with the code; `--debug` shows the traceback. Our
 
 import shlex
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -83,6 +85,15 @@ def install_command(extra: str) -> str:
         return shlex.join([python, "-m", "pip", "install", f"remask[{extra}]"])
     constraints = _from_here(root / "constraints.txt")
     return shlex.join([python, "-m", "pip", "install", "-c", constraints, "-e", f"{_from_here(root)}[{extra}]"])
+
+
+@contextmanager
+def needs_extra(extra: str, who: str) -> Iterator[None]:
+    """Around the import of a library that only an extra brings: where it is missing, who needs it and how to get it."""
+    try:
+        yield
+    except ImportError:
+        raise UnavailableError(f"{who}: {install_command(extra)}") from None
 
 
 def _from_here(path: Path) -> str:

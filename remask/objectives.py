@@ -11,12 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from remask.config import Config, switch
 from remask.schema import IGNORE, Array, Batch, Loss, LossPart
+
+if TYPE_CHECKING:
+    import torch
+
+    from remask.model.network import Network
+    from remask.model.noise import Noise
 
 # Shapes: B rows of a batch, S positions of a row, M predicted positions, D width, V vocabulary.
 
@@ -64,7 +70,7 @@ class Pretraining:
             counts["causal"] = int(_predicts_next(causal).sum())
         return {name: counts[name] for name in self.weights}
 
-    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+    def __call__(self, model: Network, batch: Batch, step: int | None) -> Loss:
         parts: dict[str, LossPart] = {}
         metrics: dict[str, LossPart] = {}
         masked, causal = self._split(batch)
@@ -77,7 +83,7 @@ class Pretraining:
         return Loss(parts, metrics)
 
     def _stand_in(
-        self, model: Any, batch: Batch | None, step: int | None, parts: dict[str, LossPart], is_masked: bool
+        self, model: Network, batch: Batch | None, step: int | None, parts: dict[str, LossPart], is_masked: bool
     ) -> None:
         """The pass that has no rows here, on rows of the other kind, for nothing."""
         assert batch is not None
@@ -88,13 +94,13 @@ class Pretraining:
             self._causal(model, batch, step, spare)
         parts |= {name: LossPart(part.sum * 0.0, 0) for name, part in spare.items()}
 
-    def _noise(self, batch: Batch, step: int | None) -> Any:
+    def _noise(self, batch: Batch, step: int | None) -> Noise | None:
         from remask.model.noise import Noise
 
         return None if step is None else Noise(self._seed, step, batch.known.example_ids_B)
 
     def _masked(
-        self, model: Any, batch: Batch, step: int | None, parts: dict[str, LossPart], metrics: dict[str, LossPart]
+        self, model: Network, batch: Batch, step: int | None, parts: dict[str, LossPart], metrics: dict[str, LossPart]
     ) -> None:
         from remask.model.loss import cross_entropy
         from remask.model.shapes import to_device
@@ -104,7 +110,7 @@ class Pretraining:
         wanted_M = batch.known.masked_positions_M if pairs_B is None else None  # the sentence loss may look at all
         hidden_BSD = model.encode(batch, noise, wanted_M=wanted_M)
         labels_M = _given(batch.masked_labels_M)
-        loss, correct = model.masked_lm_loss(hidden_BSD, batch.masked_positions_M, labels_M)
+        loss, correct = model.masked_lm_loss(hidden_BSD, _given(batch.masked_positions_M), labels_M)
         parts["mlm"] = LossPart(loss, len(labels_M))
         metrics["accuracy"] = LossPart(correct, len(labels_M))
         if pairs_B is not None:
@@ -115,7 +121,7 @@ class Pretraining:
             parts["sentence"] = LossPart(loss, len(rows_R))
             metrics["sentence_accuracy"] = LossPart(correct, len(rows_R))
 
-    def _causal(self, model: Any, batch: Batch, step: int | None, parts: dict[str, LossPart]) -> None:
+    def _causal(self, model: Network, batch: Batch, step: int | None, parts: dict[str, LossPart]) -> None:
         """Every token from those to its left, on the text as it stood before masking."""
         from remask.model.shapes import to_device
 
@@ -195,7 +201,7 @@ def _rows_of(batch: Batch, rows_R: np.ndarray) -> Batch:
     return replace(chosen, masked_positions_M=positions, masked_labels_M=labels)
 
 
-def _tensor_like(array: Any, index: np.ndarray) -> Any:
+def _tensor_like(array: torch.Tensor, index: np.ndarray) -> torch.Tensor:
     import torch
 
     return torch.from_numpy(index).to(array.device)
@@ -217,7 +223,7 @@ def _predicts_next(batch: Batch) -> Array:
 
 
 def held_out(
-    model: Any, batches: Iterable[Batch], token_lengths_V: np.ndarray, token_characters_V: np.ndarray | None = None
+    model: Network, batches: Iterable[Batch], token_lengths_V: np.ndarray, token_characters_V: np.ndarray | None = None
 ) -> dict[str, float]:
     """Masked LM on fixed batches of numpy arrays: loss in nats per masked token, perplexity, accuracy, bits per byte.
 
@@ -234,8 +240,9 @@ def held_out(
         num_bytes += int(token_lengths_V[labels_M].sum())
         num_characters += 0 if token_characters_V is None else int(token_characters_V[labels_M].sum())
         on_device = batch.map(lambda array: torch.as_tensor(array).to(device))
-        hidden_BSD = model.encode(on_device, None, wanted_M=on_device.masked_positions_M)
-        loss, correct = model.masked_lm_loss(hidden_BSD, on_device.masked_positions_M, on_device.masked_labels_M)
+        positions_M = _given(on_device.masked_positions_M)
+        hidden_BSD = model.encode(on_device, None, wanted_M=positions_M)
+        loss, correct = model.masked_lm_loss(hidden_BSD, positions_M, _given(on_device.masked_labels_M))
         nats += float(loss)
         right += float(correct)
     loss_per_token = nats / max(1, tokens)
@@ -249,7 +256,7 @@ def held_out(
     }
 
 
-def sentence_accuracy(model: Any, batches: Iterable[Batch]) -> float:
+def sentence_accuracy(model: Network, batches: Iterable[Batch]) -> float:
     """Share of held-out pairs whose relation (NSP or SOP, as the batches have it) is told rightly."""
     import torch
 

@@ -17,8 +17,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 
@@ -160,7 +161,7 @@ def base_format() -> Format:
     return "bf16" if _has_bf16(torch.device("cpu")) and probe("bf16")[0] else "fp32"
 
 
-def autocast(name: str, device_type: str) -> contextlib.AbstractContextManager[Any]:
+def autocast(name: str, device_type: str) -> contextlib.AbstractContextManager[object]:
     """Inside, matrix products are made in this format; everything else stays fp32."""
     return contextlib.nullcontext() if name == "fp32" else torch.autocast(device_type, dtype=FORMATS[name])
 
@@ -181,7 +182,7 @@ class Precision:
         if self.name == "fp16":
             self.scale = self.FIRST_SCALE
 
-    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
         return autocast(self.name, self.device.type)
 
     def finite(self) -> None:
@@ -198,10 +199,10 @@ class Precision:
         self.scale, self.calm_steps = self.scale / 2, 0
         return True
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, str | float]:
         return {"name": self.name, "scale": self.scale, "calm_steps": self.calm_steps}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load(self, state: Mapping[str, str | float]) -> None:
         self.scale, self.calm_steps = float(state["scale"]), int(state["calm_steps"])
 
 

@@ -156,8 +156,7 @@ def _bar(stage: Stage, cells: int = 24) -> str:
     return "━" * full + "╌" * (cells - full) + "  "
 
 
-def _amount(value: Any) -> str:
-    value = float(value)
+def _amount(value: float) -> str:
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.1f}{letter}"

@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
 
 Array = Any
 Json = dict[str, Any]  # a JSON object: plain values by name, such as what a verb prints with --json
@@ -65,7 +68,7 @@ class Batch:
     def map(self, change: Callable[[Array], Array]) -> Batch:
         """The same batch with `change` applied to every array. Rows may be taken away, so it has no `host`."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("task", "host")}
-        changed: dict[str, Any] = {name: change(array) for name, array in arrays.items() if array is not None}
+        changed: Json = {name: change(array) for name, array in arrays.items() if array is not None}
         return replace(self, host=None, **changed)
 
     def sent(self, send: Callable[[Array], Array]) -> Batch:
@@ -119,8 +122,8 @@ class BatchSource(Protocol):
 class LossPart:
     """A sum and what it is a sum over: a part of the loss, or a metric that is averaged the same way."""
 
-    sum: Any
-    count: Any
+    sum: torch.Tensor
+    count: float
 
 
 @dataclass(frozen=True)
@@ -131,7 +134,10 @@ class Loss:
     metrics: Mapping[str, LossPart]
 
 
-class Objective(Protocol):
+ModelT = TypeVar("ModelT", contravariant=True)
+
+
+class Objective(Protocol[ModelT]):
     """What is learned. The loop divides every part by its global count (over micro-batches and ranks) and adds the
     parts by weight, so that accumulation and world size do not change the mathematics."""
 
@@ -141,22 +147,22 @@ class Objective(Protocol):
         """The counts of the parts, known before the forward pass."""
         ...
 
-    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+    def __call__(self, model: ModelT, batch: Batch, step: int | None) -> Loss:
         """`step` keys the dropout noise; None is evaluation, without noise."""
         ...
 
 
 @runtime_checkable
-class JointObjective(Objective, Protocol):
+class JointObjective(Objective[ModelT], Protocol[ModelT]):
     """What compares all rows of a step with one another, so that its loss is not a sum over micro-batches.
 
     The loop keeps the mathematics of one big batch by gradient caching (arXiv 2101.06983): outputs of all rows without
     gradients, the loss of all outputs, then every micro-batch again with the gradients of its own outputs."""
 
-    def outputs(self, model: Any, batch: Batch, step: int | None) -> Array:
+    def outputs(self, model: ModelT, batch: Batch, step: int | None) -> Array:
         """One vector a row, B x D; the same again for the same rows and step."""
         ...
 
-    def compare(self, model: Any, outputs_ND: Array, example_ids_N: Array, rank: int, num_ranks: int) -> Loss:
+    def compare(self, model: ModelT, outputs_ND: Array, example_ids_N: Array, rank: int, num_ranks: int) -> Loss:
         """The loss of the outputs of a whole step: the share that this one of so many ranks adds to the sums."""
         ...

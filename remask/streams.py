@@ -15,8 +15,9 @@ import lzma
 import os
 import sys
 import zlib
-from collections.abc import Iterator
-from typing import Any, BinaryIO, Protocol
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, BinaryIO
 
 import zstandard
 
@@ -44,14 +45,6 @@ def split_name(name: str) -> tuple[str, str]:
     stem, ending = os.path.splitext(name.lower())
     compression = COMPRESSIONS.get(ending, "")
     return (os.path.splitext(stem)[1] if compression else ending), compression
-
-
-class _Decompressor(Protocol):
-    eof: bool
-    needs_input: bool
-    unused_data: bytes
-
-    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
 
 
 class Stream(io.RawIOBase):
@@ -142,11 +135,11 @@ def _gzip_blocks(raw: BinaryIO) -> Iterator[bytes]:
             yield block
 
 
-def _member_blocks(raw: BinaryIO, make: Any) -> Iterator[bytes]:
+def _member_blocks(raw: BinaryIO, make: Callable[[], bz2.BZ2Decompressor | lzma.LZMADecompressor]) -> Iterator[bytes]:
     """bz2 and xz: members one after the other, each block of output bounded."""
     data = raw.read(1 << 16)
     while data:
-        unpacker: _Decompressor = make()
+        unpacker = make()
         while not unpacker.eof:
             if unpacker.needs_input and not data:
                 data = raw.read(1 << 16)
@@ -157,14 +150,6 @@ def _member_blocks(raw: BinaryIO, make: Any) -> Iterator[bytes]:
             if block:
                 yield block
         data = unpacker.unused_data.lstrip(b"\0") or raw.read(1 << 16)
-
-
-def _bz2_blocks(raw: BinaryIO) -> Iterator[bytes]:
-    return _member_blocks(raw, bz2.BZ2Decompressor)
-
-
-def _xz_blocks(raw: BinaryIO) -> Iterator[bytes]:
-    return _member_blocks(raw, lambda: lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=_XZ_MEMORY))
 
 
 def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
@@ -185,7 +170,13 @@ def _zstd_blocks(raw: BinaryIO) -> Iterator[bytes]:
         data = unpacker.unused_data or raw.read(_ZSTD_INPUT)
 
 
-_BLOCKS = {"": _plain_blocks, "gz": _gzip_blocks, "bz2": _bz2_blocks, "xz": _xz_blocks, "zst": _zstd_blocks}
+_BLOCKS: dict[str, Callable[[BinaryIO], Iterator[bytes]]] = {
+    "": _plain_blocks,
+    "gz": _gzip_blocks,
+    "bz2": partial(_member_blocks, make=bz2.BZ2Decompressor),
+    "xz": partial(_member_blocks, make=partial(lzma.LZMADecompressor, lzma.FORMAT_AUTO, memlimit=_XZ_MEMORY)),
+    "zst": _zstd_blocks,
+}
 
 
 def open_stream(path: str, compression: str, max_expansion: float, start: int = 0, length: int | None = None) -> Stream:

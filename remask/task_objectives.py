@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remask.schema import Batch, Json, Loss, LossPart, Objective
 from remask.tasks.kind import Sums, TaskKind, TaskLoss
@@ -21,9 +21,14 @@ from remask.tasks.write import Write
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
+
+    from remask.model.multitask import TaskNetworks
+    from remask.model.network import Network
+    from remask.model.noise import Noise
 
 
-def task_logits(model: Any, kind: TaskKind, batch: Batch, noise: Any = None) -> torch.Tensor:
+def task_logits(model: Network, kind: TaskKind, batch: Batch, noise: Noise | None = None) -> torch.Tensor:
     """What the task's head says about a batch of tensors."""
     hidden_BSD = model.encode(batch, noise, wanted_M=kind.positions(model, batch))
     return kind.logits(model, hidden_BSD, batch, noise)
@@ -48,29 +53,27 @@ class TaskObjective:
         counts |= {"consistency": counts["task"], "orthogonality": 1}
         return {name: counts[name] for name in self.weights}
 
-    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+    def __call__(self, model: Network, batch: Batch, step: int | None) -> Loss:
         counts = self.counts(batch.known)
-        noise = None if step is None else self._noise(step, batch)
+        noise = _noise(self.seed, step, batch)
         logits, right, passes = self._passes(model, batch, noise)
         sums: Json = {}
         if step is not None and "consistency" in self.weights:
-            other = task_logits(model, self.kind, batch, self._noise(step, batch, again=True)).float()
+            second = _noise(self.seed + _SECOND_PASS, step, batch)
+            other = task_logits(model, self.kind, batch, second).float()
             passes.append(self.kind.loss(other, batch, self.plan)[0])
             sums["consistency"] = self.kind.difference(logits, other, batch)
         for name in passes[0]:
-            sums[name] = sum(one[name] for one in passes) / len(passes)
+            sums[name] = sum(losses[name] for losses in passes) / len(passes)
         if step is not None and "orthogonality" in self.weights:
+            assert model.encoder.ration is not None, "only AdaLoRA's updates are kept orthogonal"
             sums["orthogonality"] = model.encoder.ration.tangle()
         parts = {name: LossPart(total, counts[name]) for name, total in sums.items()}
         return Loss(parts, {} if right is None else {"accuracy": LossPart(right, counts["task"])})
 
-    def _noise(self, step: int, batch: Batch, again: bool = False) -> Any:
-        """Dropout of a step; `again`: of a second pass, from a stream of its own."""
-        from remask.model.noise import Noise
-
-        return Noise(self.seed + (_SECOND_PASS if again else 0), step, batch.known.example_ids_B)
-
-    def _passes(self, model: Any, batch: Batch, noise: Any) -> tuple[torch.Tensor, Any, list[Sums]]:
+    def _passes(
+        self, model: Network, batch: Batch, noise: Noise | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, list[Sums]]:
         """Logits of the texts as they are, how many were right, and the loss of every pass: of those texts, then of
         embeddings that follow the gradient. Dropout is the same in all of them."""
 
@@ -78,7 +81,7 @@ class TaskObjective:
             sums, right = self.kind.losses(model, batch, noise, self.plan)
             return sums["task"], right, [sums]
 
-        def loss(moved_TE: torch.Tensor | None = None) -> tuple[torch.Tensor, Sums, Any]:
+        def loss(moved_TE: torch.Tensor | None = None) -> tuple[torch.Tensor, Sums, torch.Tensor | None]:
             with _moved(model, moved_TE):
                 logits = task_logits(model, self.kind, batch, noise).float()
             return logits, *self.kind.loss(logits, batch, self.plan)
@@ -90,7 +93,8 @@ class TaskObjective:
         logits, sums, right = loss(moves.by_TE)
         passes = [sums]
         for _ in range(self.settings.adversarial):
-            moves.climb(sum(total * self.weights[name] for name, total in passes[-1].items()))
+            parts = [total * self.weights[name] for name, total in passes[-1].items()]
+            moves.climb(sum(parts[1:], parts[0]))
             passes.append(loss(moves.by_TE)[1])
         return logits, right, passes
 
@@ -103,7 +107,7 @@ class Moves:
 
     A text's move has the same length whatever stands beside it: a share of the norm of its own embeddings."""
 
-    def __init__(self, model: Any, batch: Batch, share: float) -> None:
+    def __init__(self, model: Network, batch: Batch, share: float) -> None:
         import torch
 
         from remask.model.encoder import Rows
@@ -125,7 +129,7 @@ class Moves:
         """Of every text: norm_B."""
         return x_TE.new_zeros(num_rows).index_add(0, self._row_T, x_TE.square().sum(1)).sqrt()
 
-    def climb(self, loss: Any) -> None:
+    def climb(self, loss: torch.Tensor) -> None:
         """One step further up from where `loss` was computed, whose graph stays for the parameters' gradients."""
         import torch
 
@@ -137,13 +141,13 @@ class Moves:
 
 
 @contextmanager
-def _moved(model: Any, by_TE: torch.Tensor | None) -> Iterator[None]:
+def _moved(model: Network, by_TE: torch.Tensor | None) -> Iterator[None]:
     """While this is open, the token embeddings are those of the vocabulary plus `by_TE`."""
     if by_TE is None:
         yield
         return
 
-    def move(module: Any, args: Any, x_TE: torch.Tensor) -> torch.Tensor:
+    def move(module: nn.Module, args: object, x_TE: torch.Tensor) -> torch.Tensor:
         return x_TE + by_TE
 
     handle = model.encoder.embeddings.tokens.register_forward_hook(move)
@@ -166,11 +170,11 @@ class PairObjective:
         assert batch.example_ids_B is not None
         return dict.fromkeys(self.weights, float((batch.example_ids_B < self.table.num_pairs).sum()))
 
-    def outputs(self, model: Any, batch: Batch, step: int | None) -> torch.Tensor:
+    def outputs(self, model: Network, batch: Batch, step: int | None) -> torch.Tensor:
         return task_logits(model, self.kind, batch, _noise(self.seed, step, batch))
 
     def compare(
-        self, model: Any, outputs_ND: torch.Tensor, example_ids_N: torch.Tensor, rank: int, num_ranks: int
+        self, model: Network, outputs_ND: torch.Tensor, example_ids_N: torch.Tensor, rank: int, num_ranks: int
     ) -> Loss:
         settings = self.kind.settings
         scale = model.scale(settings.temperature)
@@ -182,19 +186,17 @@ class PairObjective:
             {name: LossPart(total, count) for name, total in sums.items()}, {"accuracy": LossPart(right, count)}
         )
 
-    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+    def __call__(self, model: Network, batch: Batch, step: int | None) -> Loss:
         """One batch as a step of its own."""
         assert batch.example_ids_B is not None
         return self.compare(model, self.outputs(model, batch, step).float(), batch.example_ids_B, 0, 1)
 
 
-def _noise(seed: int, step: int | None, batch: Batch) -> Any:
+def _noise(seed: int, step: int | None, batch: Batch) -> Noise | None:
     """Dropout of a training step; None in evaluation."""
-    if step is None:
-        return None
     from remask.model.noise import Noise
 
-    return Noise(seed, step, batch.example_ids_B)
+    return None if step is None else Noise(seed, step, batch.known.example_ids_B)
 
 
 class MixedObjective:
@@ -202,7 +204,7 @@ class MixedObjective:
 
     A part is named after its task, so that each is divided by its own count and shown by itself."""
 
-    def __init__(self, objectives: Mapping[str, Objective]) -> None:
+    def __init__(self, objectives: Mapping[str, Objective[Network]]) -> None:
         self._objectives = objectives
         self.weights: Mapping[str, float] = {
             _named(task, part): weight
@@ -215,7 +217,7 @@ class MixedObjective:
         counts = self._objectives[batch.task].counts(batch)
         return {_named(batch.task, part): count for part, count in counts.items()}
 
-    def __call__(self, model: Any, batch: Batch, step: int | None) -> Loss:
+    def __call__(self, model: TaskNetworks, batch: Batch, step: int | None) -> Loss:
         """`model.of(task)` is the network with that task's head."""
         task = batch.task
         assert task is not None

@@ -23,11 +23,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from multiprocessing.sharedctypes import RawArray
-from typing import Any, Literal, TypeVar
+from types import ModuleType
+from typing import Any, Generic, Literal, TypeVar
 
 from remask import signals
-from remask.errors import GaveUpError, RemaskError, UnavailableError, install_command
+from remask.errors import GaveUpError, RemaskError, UnavailableError, needs_extra
 
 Engine = Literal["local", "ray"]
 ItemT = TypeVar("ItemT")
@@ -70,7 +72,7 @@ def run_tasks(
     return [results[index] for index in range(len(items))]
 
 
-def _run_inline(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+def _run_inline(function: Callable[[ItemT], ResultT], items: Sequence[ItemT]) -> Iterator[tuple[int, ResultT]]:
     for index, item in enumerate(items):
         signals.check()
         yield index, function(item)
@@ -79,7 +81,8 @@ def _run_inline(function: Callable[[Any], Any], items: Sequence[Any]) -> Iterato
 # --------------------------------------------------------------------------------------------- local processes
 
 
-_deadline: Any = None  # in a worker: [when its time has passed, the mark of its step], read by the parent
+_Deadline = ctypes.Array[ctypes.c_double]  # [when a worker's time has passed, the mark of its step]
+_deadline: _Deadline | None = None  # in a worker; read by the parent
 
 
 def expect(seconds: float, mark: int) -> None:
@@ -102,19 +105,19 @@ def _clock(process: int) -> float:
 
 @dataclass
 class _Worker:
-    process: Any
-    deadline: Any
+    process: BaseProcess
+    deadline: _Deadline
 
 
-class _Pool:
+class _Pool(Generic[ItemT, ResultT]):
     """Spawned (a fork copies locks of threads that do not exist there); killed with this process, never orphaned."""
 
     def __init__(
         self,
-        function: Callable[[Any], Any],
-        items: Sequence[Any],
+        function: Callable[[ItemT], ResultT],
+        items: Sequence[ItemT],
         workers: int,
-        without: Callable[[Any, int], Any] | None,
+        without: Callable[[ItemT, int], ItemT] | None,
     ) -> None:
         self._function, self._items, self._num_workers, self._without = function, list(items), workers, without
         self._context = multiprocessing.get_context("spawn")
@@ -122,7 +125,7 @@ class _Pool:
         self._waiting = list(reversed(range(len(items))))
         self._busy: dict[Connection, int] = {}
 
-    def results(self) -> Iterator[tuple[int, Any]]:
+    def results(self) -> Iterator[tuple[int, ResultT]]:
         try:
             for _ in range(self._num_workers):
                 self._deal(self._start())
@@ -169,6 +172,7 @@ class _Pool:
         for link in list(self._busy) if self._without else ():
             worker = self._workers[link]
             until, mark = worker.deadline
+            assert worker.process.pid is not None
             if _clock(worker.process.pid) > until and not link.poll():
                 index = self._busy[link]
                 self._end(link)
@@ -178,7 +182,7 @@ class _Pool:
                 self._deal(self._start())
 
 
-def _receive(link: Connection, process: Any) -> tuple[int, Any]:
+def _receive(link: Connection, process: BaseProcess) -> tuple[int, Any]:
     try:
         index, failure, result = link.recv()
     except (EOFError, OSError):
@@ -192,7 +196,7 @@ def _receive(link: Connection, process: Any) -> tuple[int, Any]:
     return index, result
 
 
-def _serve(link: Connection, parent: int, deadline: Any) -> None:
+def _serve(link: Connection, parent: int, deadline: _Deadline) -> None:
     """A worker's life: one function, then items until the other end closes."""
     global _deadline
     _deadline = deadline
@@ -238,13 +242,15 @@ def die_with_parent(parent: int) -> None:
 # ------------------------------------------------------------------------------------------------ many machines
 
 
-def _run_ray(function: Callable[[Any], Any], items: Sequence[Any], workers: int) -> Iterator[tuple[int, Any]]:
+def _run_ray(
+    function: Callable[[ItemT], ResultT], items: Sequence[ItemT], workers: int
+) -> Iterator[tuple[int, ResultT]]:
     """Tasks on the cluster of RAY_ADDRESS, or the one this process joined; without one, on one of this machine."""
     ray = _joined_ray(workers)
     remote = ray.remote(num_cpus=1)(_guarded)
     waiting = list(reversed(range(len(items))))
     limit = max(workers, int(ray.cluster_resources().get("CPU", 1)))
-    busy: dict[Any, int] = {}
+    busy: dict[object, int] = {}  # by Ray's reference
     while waiting or busy:
         signals.check()
         while waiting and len(busy) < 2 * limit:
@@ -258,18 +264,19 @@ def _run_ray(function: Callable[[Any], Any], items: Sequence[Any], workers: int)
             yield busy.pop(reference), result
 
 
-def _joined_ray(workers: int) -> Any:
+def _joined_ray(workers: int) -> ModuleType:
     """Joining takes seconds, so it lasts until this process ends, which also ends tasks nobody waits for."""
-    try:
+    with needs_extra("ray", "--engine ray needs the ray extra"):
         import ray
-    except ImportError:
-        raise UnavailableError(f"--engine ray needs the ray extra: {install_command('ray')}") from None
     if not ray.is_initialized():
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         address = os.environ.get("RAY_ADDRESS")
-        local: dict[str, Any] = {} if address else {"num_cpus": max(1, workers), "include_dashboard": False}
+        cpus, dashboard = (None, None) if address else (max(1, workers), False)
         try:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+            ray.init(
+                address=address, num_cpus=cpus, include_dashboard=dashboard, log_to_driver=False,
+                logging_level=logging.ERROR,
+            )  # fmt: skip
         except ConnectionError as error:
             raise UnavailableError(f"RAY_ADDRESS = {address}: no cluster answers there: {error}") from None
         for number, handler in handlers.items():  # Ray takes the signals over; ours save state
@@ -277,7 +284,7 @@ def _joined_ray(workers: int) -> Any:
     return ray
 
 
-def _guarded(function: Callable[[Any], Any], item: Any) -> tuple[Exception | None, Any]:
+def _guarded(function: Callable[[ItemT], ResultT], item: ItemT) -> tuple[Exception | None, ResultT | None]:
     """Errors as values: Ray would wrap them, and the user's one clear line would be lost."""
     try:
         return None, function(item)

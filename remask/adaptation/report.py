@@ -7,7 +7,6 @@ picking and rounding.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from remask.progress import duration
 from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
@@ -122,7 +121,7 @@ def _heldout(page: Page, values: Values, run: RunFolder) -> None:
         page.table(headers, _rows(values, sides, "general"))
 
 
-def _rows(values: Values, sides: list[str], kind: str) -> list[list[Any]]:
+def _rows(values: Values, sides: list[str], kind: str) -> list[list[object]]:
     return [
         [title, *(round(values[side][kind][key], 4) for side in sides)]
         for key, title in MEASURES.items()
@@ -154,7 +153,7 @@ def _task(page: Page, task: Values) -> None:
         for name in ("before", "after")
     ]
     page.figure(
-        bar_chart(bars, label=task["metric"], highest=1.0),
+        bar_chart(bars, label=task["metric"]),
         f"{task['metric']}, median of {len(task['before']['seeds'])} seeds; the line spans all seeds.",
     )
     page.table(

@@ -7,10 +7,11 @@ numbers, so they are made again from what each layer's query-key-value product g
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from remask.answer.reader import Reader
 from remask.answer.runner import Runner
@@ -38,7 +39,7 @@ def attention_maps(network: Network, batch: Batch) -> np.ndarray:
     assert int(batch.lengths_B[0]) == size <= MAX_TOKENS
     products: list[torch.Tensor] = []  # in the order of the layers, also where layers share their weights
 
-    def keep(module: Any, args: Any, output: torch.Tensor) -> None:
+    def keep(module: nn.Module, args: object, output: torch.Tensor) -> None:
         products.append(output.float())
 
     attentions = cast(Iterable[Attention], network.encoder.attentions)
@@ -90,7 +91,7 @@ def look_across(reader: Reader, runner: Runner, text: str | tuple[str, ...], wri
     own = reader.targets or reader.tokenizer
     return CrossLook(
         tuple(reader.tokenizer.token_text(int(token)) for token in rows.ids[0]),
-        tuple(own.token_text(int(token)) for token in (rows.labels or [[]])[0]),
+        tuple(own.token_text(int(token)) for token in np.ravel(rows.labels[0] if rows.labels else [])),
         probs_LNTS,
     )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -18,9 +18,9 @@ import torch
 from remask import signals
 from remask.answer.attention_maps import attention_maps, look_across
 from remask.answer.int8 import to_int8
-from remask.answer.questions import LongTexts, Pair, Question, Questions, ResultT
+from remask.answer.questions import AnswerT, LongTexts, Pair, Question, Questions
 from remask.answer.reader import Reader, open_reader
-from remask.answer.runner import BATCH_TOKENS, Check, Reading, Row, Runner
+from remask.answer.runner import BATCH_TOKENS, Check, Runner
 from remask.answer.settings import Int8Settings
 from remask.config import build_values
 from remask.errors import DataError, UnavailableError
@@ -265,39 +265,24 @@ class Model:
 
     # ------------------------------------------------------------------------------------------------- running
 
-    def _now(self, question: Question[ResultT]) -> ResultT:
-        (answer,) = self.together([question])
-        if isinstance(answer, DataError):
-            raise answer
-        return cast(ResultT, answer)
+    def _now(self, question: Question[AnswerT]) -> AnswerT:
+        results = self.runner.run(question.rows, [question.reading] * len(question.rows))
+        return question.answer([results[i] for i in range(len(question.rows))])
 
-    def together(self, asked: Sequence[Question[Any]]) -> list[Any]:
+    def together(self, questions: Sequence[Question[AnswerT]]) -> list[AnswerT | DataError]:
         """What each question answers, their rows in shared batches; in place of an answer the DataError it met."""
-        answers: list[Any] = [None] * len(asked)
-        rows: list[Row] = []
-        readings: list[Reading] = []
-        mine: dict[int, range] = {}
-        for number, question in enumerate(asked):
-            try:
-                wanted, reading = next(question)
-            except StopIteration as done:
-                answers[number] = done.value
-            except DataError as error:
-                answers[number] = error
-            else:
-                mine[number] = range(len(rows), len(rows) + len(wanted))
-                rows += wanted
-                readings += [reading] * len(wanted)
+        rows = [row for question in questions for row in question.rows]
+        readings = [question.reading for question in questions for _ in question.rows]
         results = self.runner.run(rows, readings)
-        for number, numbers in mine.items():
+        answers: list[AnswerT | DataError] = []
+        first = 0
+        for question in questions:
+            outputs = [results[first + i] for i in range(len(question.rows))]
+            first += len(outputs)
             try:
-                asked[number].send([results[i] for i in numbers])
-            except StopIteration as done:
-                answers[number] = done.value
+                answers.append(question.answer(outputs))
             except DataError as error:
-                answers[number] = error
-            else:
-                raise AssertionError("a question yields once")
+                answers.append(error)
         return answers
 
     def outputs(self, rows: Rows, check: Check = signals.check) -> list[np.ndarray]:

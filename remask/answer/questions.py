@@ -1,15 +1,15 @@
-"""What is asked of a network and how its states are read: one generator for each kind of answer.
+"""What is asked of a network and how its states are read: one method for each kind of answer.
 
-A question yields the rows that must go through the network and a `Reading` of their states, is sent what was read of
-each row (in order), and returns its answer. So the rows of many questions, also of different kinds, can share batches
-(`model.Model.together`). Not here: batches and the network's forward pass (runner), HTTP.
+A `Question` holds the rows that must go through the network, a `Reading` of their states, and what makes the answer of
+what was read. So the rows of many questions, also of different kinds, can share batches (`model.Model.together`).
+Not here: batches and the network's forward pass (runner), HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -25,10 +25,11 @@ from remask.errors import DataError
 from remask.model.settings import Pooling
 from remask.progress import counted
 from remask.schema import Batch
+from remask.tasks.kind import Item
 from remask.tasks.kinds import StoredTask
 from remask.tasks.race import ChoiceQuestion
-from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tokenized, Written
-from remask.tasks.rows import cut
+from remask.tasks.records import Answer, Choice, Encoded, Entity, Fill, Label, Ranked, Tagging, Tokenized, Written
+from remask.tasks.rows import Rows, cut
 from remask.tasks.settings import DecodeChanges, DecodeSettings, MaskOrder, PromptSettings, RowSettings
 from remask.tasks.squad import Question as Asked
 from remask.tasks.tables import Example
@@ -39,7 +40,8 @@ from remask.tokenizer import Tokenizer
 LongTexts = Literal["model", "error", "cut", "windows"]
 Pair = tuple[str, str]
 ItemT = TypeVar("ItemT")
-ResultT = TypeVar("ResultT")
+AnswerT = TypeVar("AnswerT")
+OtherT = TypeVar("OtherT")
 
 _NEW_TOKENS = 20  # that an encoder alone adds to a text, unless told
 _MASKS_AT_ONCE = 128  # scores over a whole vocabulary are large
@@ -85,7 +87,22 @@ def tell_text(tokenizer: Tokenizer, say: Callable[[str], None]) -> OnStep:
     return step
 
 
-Question = Generator[tuple[list[Row], Reading], list[Any], ResultT]
+@dataclass(frozen=True)
+class Question(Generic[AnswerT]):
+    """Rows for the network, how their states are read, and the answer as a function of what was read of each row."""
+
+    rows: Sequence[Row]
+    reading: Reading
+    answer: Callable[[list[Any]], AnswerT]
+
+    def then(self, change: Callable[[AnswerT], OtherT]) -> Question[OtherT]:
+        """The same rows, with another answer made of this one."""
+        return Question(self.rows, self.reading, lambda outputs: change(self.answer(outputs)))
+
+
+def without_rows(answer: Callable[[], AnswerT]) -> Question[AnswerT]:
+    """What needs nothing of the network."""
+    return Question((), Reading("nothing", lambda batch, hidden_BSD: ()), lambda outputs: answer())
 
 
 class Questions:
@@ -138,7 +155,7 @@ class Questions:
             return fills
 
         key = None if wanted is None else tuple(map(tuple, wanted))
-        return (yield rows, Reading(("fill_mask", top, key), read, self._masks))
+        return Question(rows, Reading(("fill_mask", top, key), read, self._masks), list)
 
     def _masks(self, batch: Batch) -> Tensor:
         """Their flat positions."""
@@ -219,18 +236,20 @@ class Questions:
         rows = kind.encode(asked, labels, self.tokenizer, self.frame, rows_settings, labelled=False)
         if rows.num_cut and long_texts != "cut":
             raise TooLongError(f'{counted(rows.num_cut, "text")}: too long for the pattern; cut (long_texts = "cut")')
-        segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
-        outputs = yield list(zip(rows.ids, segments, strict=True)), self.runner.reading(kind)
-        count = len(items) * rows.group_size
-        kind = with_priors(kind, outputs[count:]) if calibrate else kind
-        return kind.answers(outputs[:count], rows, items, labels, refuses=False) if items else []
+
+        def answer(outputs: list[np.ndarray]) -> list[Label]:
+            count = len(items) * rows.group_size
+            scored = with_priors(kind, outputs[count:]) if calibrate else kind
+            return scored.answers(outputs[:count], rows, items, labels, refuses=False) if items else []
+
+        return Question(_pairs(rows), self.runner.reading(kind), answer)
 
     # -------------------------------------------------------------------------------------------------- tasks
 
     def _ask(
         self,
         method: str,
-        items: Sequence[Any],
+        items: Sequence[Item],
         size: int,
         long_texts: LongTexts = "model",
         task: StoredTask | None = None,
@@ -240,7 +259,7 @@ class Questions:
         same with other settings."""
         self._need(method)
         if not items:
-            return []
+            return without_rows(list)
         self.on_text(size)
         task = task or self.reader.tasks[method]
         settings = task.rows
@@ -251,13 +270,14 @@ class Questions:
         refuse = long_texts == "error" or (long_texts == "model" and self.reader.stored is None)
         if refuse and rows.num_cut:
             self._refuse_long(items, task, settings)
-        segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
-        reading = self.runner.reading(task.kind, task.drafting, on_step)
-        outputs = yield list(zip(rows.ids, segments, strict=True)), reading
-        self.on_text(size)
-        return self.reader.read(outputs, rows, items, task)
 
-    def _refuse_long(self, items: Sequence[Any], task: StoredTask, settings: RowSettings) -> None:
+        def answer(outputs: list[Any]) -> list[Any]:
+            self.on_text(size)
+            return self.reader.read(outputs, rows, items, task)
+
+        return Question(_pairs(rows), self.runner.reading(task.kind, task.drafting, on_step), answer)
+
+    def _refuse_long(self, items: Sequence[Item], task: StoredTask, settings: RowSettings) -> None:
         longest = next(item for item in items if self.reader.encode([item], task=task, rows=settings).num_cut)
         length = self.reader.frame(settings).max_length
         raise TooLongError(
@@ -268,18 +288,22 @@ class Questions:
     def classify(self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "model") -> Question[list[Label]]:
         items = _examples(texts)
         size = sum(len(part) for item in items for part in item.texts)
-        return (yield from self._ask("classify", items, size, long_texts))
+        return self._ask("classify", items, size, long_texts)
 
     def tag(self, texts: Sequence[str]) -> Question[list[list[Entity]]]:
         items = [in_words(text, _short(text)) for text in _several(texts)]
         with_words = [item for item in items if item.words]
-        answers = iter((yield from self._ask("tag", with_words, sum(map(len, texts)), "cut")))  # a giant word is
-        return [list(next(answers).entities) if item.words else [] for item in items]
+
+        def entities(tagged: list[Tagging]) -> list[list[Entity]]:
+            answers = iter(tagged)
+            return [list(next(answers).entities) if item.words else [] for item in items]
+
+        return self._ask("tag", with_words, sum(map(len, texts)), "cut").then(entities)  # a giant word is cut
 
     def answers(self, pairs: Sequence[Pair]) -> Question[list[Answer]]:
         items = [Asked(str(number), q, c, (), "", _short(q)) for number, (q, c) in enumerate(pairs)]
         # Long contexts are read in windows whatever is said; a question beyond its 64 tokens is cut, as in training.
-        return (yield from self._ask("answer", items, sum(len(q) + len(c) for q, c in pairs), "cut"))
+        return self._ask("answer", items, sum(len(q) + len(c) for q, c in pairs), "cut")
 
     def choose(
         self, text: str, options: Sequence[str], question: str = "", *, long_texts: LongTexts = "model"
@@ -290,7 +314,7 @@ class Questions:
         passage, asked = (text, question) if question else ("", text)
         item = ChoiceQuestion(passage, asked, tuple(options), 0, "", _short(text))
         size = len(text) + len(question) + sum(map(len, options))
-        return (yield from self._ask("choose", [item], size, long_texts))[0]
+        return self._ask("choose", [item], size, long_texts).then(lambda answers: answers[0])
 
     def write(
         self,
@@ -305,7 +329,7 @@ class Questions:
         changes = changes or DecodeChanges()
         if "write" not in self.reader.tasks:
             several = [text if isinstance(text, str) else " ".join(text) for text in _several(texts)]
-            return (yield from self._continue(several, changes, order or "left", on_step))
+            return self._continue(several, changes, order or "left", on_step)
         if order is not None:
             raise DataError(f"order = {order}: is for an encoder without a decoder, which fills masks")
         task = self.reader.tasks["write"]
@@ -314,7 +338,7 @@ class Questions:
         parts = [[text] if isinstance(text, str) else list(text) for text in _several(texts)]
         items = [task.kind.passage(some, (), _short(" ".join(some)), task.table) for some in parts]
         size = sum(len(item.source) for item in items)
-        return (yield from self._ask("write", items, size, long_texts, task, on_step))
+        return self._ask("write", items, size, long_texts, task, on_step)
 
     def _continue(
         self, texts: Sequence[str], changes: DecodeChanges, order: MaskOrder, on_step: OnStep | None
@@ -343,12 +367,14 @@ class Questions:
         def read(batch: Batch, hidden_BSD: Tensor) -> list[Draft]:
             return fill_masks(self.network, batch, hidden_BSD, mask_id, never, settings, order, step)
 
-        drafts = yield rows, Reading(("masks", settings, order, on_step), read)
-        written = [text_from(draft, self.tokenizer, strip=False) for draft in drafts]
-        return [
-            Written(text + more, draft.score, len(draft.ids), draft.finished, "masks")
-            for text, more, draft in zip(texts, written, drafts, strict=True)
-        ]
+        def answer(drafts: list[Draft]) -> list[Written]:
+            added = [text_from(draft, self.tokenizer, strip=False) for draft in drafts]
+            return [
+                Written(text + more, draft.score, len(draft.ids), draft.finished, "masks")
+                for text, more, draft in zip(texts, added, drafts, strict=True)
+            ]
+
+        return Question(rows, Reading(("masks", settings, order, on_step), read), answer)
 
     # ------------------------------------------------------------------------------------------------ vectors
 
@@ -370,19 +396,24 @@ class Questions:
                 vectors_BD = torch.nn.functional.normalize(vectors_BD, dim=-1)
             return list(vectors_BD.cpu().numpy())
 
-        vectors = yield rows, Reading(("embed", pooling, normalize), read)
-        broken = sum(not np.isfinite(vector).all() for vector in vectors)
-        if broken:
-            raise DataError(f"the vectors of {broken:,} of {len(vectors):,} texts are no numbers (NaN)")
-        return np.stack(vectors) if vectors else np.zeros((0, self.settings.hidden_size), np.float32)
+        def answer(vectors: list[np.ndarray]) -> np.ndarray:
+            broken = sum(not np.isfinite(vector).all() for vector in vectors)
+            if broken:
+                raise DataError(f"the vectors of {broken:,} of {len(vectors):,} texts are no numbers (NaN)")
+            return np.stack(vectors) if vectors else np.zeros((0, self.settings.hidden_size), np.float32)
+
+        return Question(rows, Reading(("embed", pooling, normalize), read), answer)
 
     def rank(self, query: str, texts: Sequence[str], *, long_texts: LongTexts = "error") -> Question[list[Ranked]]:
         # A model that was taught with prompts has one for each side; one without them reads both sides alike.
         asked, offered = (self.reader.prompts.get(name, "") for name in ("query", "document"))
         both = [asked + query, *(offered + text for text in _several(texts))]
-        vectors = yield from self.embed(both, long_texts=long_texts)
-        scores = vectors[1:] @ vectors[0]
-        return [Ranked(int(i), float(scores[i]), texts[i]) for i in np.argsort(-scores, kind="stable")]
+
+        def ranked(vectors: np.ndarray) -> list[Ranked]:
+            scores = vectors[1:] @ vectors[0]
+            return [Ranked(int(i), float(scores[i]), texts[i]) for i in np.argsort(-scores, kind="stable")]
+
+        return self.embed(both, long_texts=long_texts).then(ranked)
 
     def encode(
         self, texts: Sequence[str | Pair], *, long_texts: LongTexts = "error", marked: bool = False
@@ -394,7 +425,7 @@ class Questions:
             ids = batch.input_ids_BS.cpu().numpy().astype(np.int32)
             return [Encoded(ids[i, :n].copy(), states[i, :n].copy()) for i, n in enumerate(lengths)]
 
-        return (yield rows, Reading("encode", read))
+        return Question(rows, Reading("encode", read), list)
 
     def tokenize(self, texts: Sequence[str]) -> list[Tokenized]:
         tokenized = []
@@ -435,6 +466,12 @@ class Questions:
                 raise TooLongError(f"{_short(text)}: has {size:,} tokens, this model takes {room:,}; shorten it{hint}")
             parts = cut(parts, room)
         return self.frame.join(parts)
+
+
+def _pairs(rows: Rows) -> list[Row]:
+    """Rows as the runner takes them: each with its segments, which are 0 where the model has none."""
+    segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
+    return list(zip(rows.ids, segments, strict=True))
 
 
 def _examples(texts: Sequence[str | Pair]) -> list[Example]:

@@ -22,7 +22,7 @@ from remask.model.interop import read_prompts
 from remask.model.store import TARGETS, Loaded, open_model
 from remask.schema import Batch, Json, Values
 from remask.tables import Cells
-from remask.tasks.kind import Problem
+from remask.tasks.kind import Item, Problem
 from remask.tasks.kinds import StoredTask, kinds_for
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows, frame_for
@@ -82,7 +82,7 @@ class Reader:
         return self.stored is None or self.loaded.heads.answerable
 
     def encode(
-        self, items: Sequence[Any], *, labelled: bool = False, task: StoredTask | None = None,
+        self, items: Sequence[Item], *, labelled: bool = False, task: StoredTask | None = None,
         rows: RowSettings | None = None,
     ) -> Rows:  # fmt: skip
         """Items -> rows, as in training; `rows` in place of the stored settings."""
@@ -90,23 +90,25 @@ class Reader:
         rows = rows or task.rows
         return task.kind.encode(items, task.labels, self.tokenizer, self.frame(rows), rows, labelled=labelled)
 
-    def read(self, outputs: Sequence[Array], rows: Rows, items: Sequence[Any], task: StoredTask | None = None) -> list:
+    def read(
+        self, outputs: Sequence[Array], rows: Rows, items: Sequence[Item], task: StoredTask | None = None
+    ) -> list[Any]:
         """What the network said about rows -> an answer for every item."""
         task = task or self.task
-        return task.kind.answers(outputs, rows, items, task.labels, refuses=self.refuses)
+        return list(task.kind.answers(outputs, rows, items, task.labels, refuses=self.refuses))
 
     # ------------------------------------------------------------------------- rows of a file, any answerer
 
-    def item(self, values: Values, place: str = "", text: str | None = None) -> Any:
+    def item(self, values: Values, place: str = "", text: str | None = None) -> Item:
         """A row's cells as an item of the task."""
         task = self.task
         return task.kind.item(Cells(values, place), task.kind.columns(task.table, text, None), task.table)
 
-    def named(self, answer: Record, item: Any) -> Json:
+    def named(self, answer: Record, item: Item) -> Json:
         """An answer as the columns of a file."""
         return self.task.kind.named(answer, item)
 
-    def answers(self, items: Sequence[Any], forward: Forward) -> list[Any]:
+    def answers(self, items: Sequence[Item], forward: Forward) -> list[Any]:
         """An answer for every item, from whatever answers batches."""
         answers: list[Any] = [None] * len(items)
         for numbers in self.task.kind.alike(items):

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from remask.answer.model import Model
 from remask.errors import DataError
 from remask.schema import Json
 from remask.tables import Cells, require_columns
+from remask.tasks.kind import Item
 from remask.tasks.rows import Rows
 from remask.tasks.tables import BadRow
 
@@ -91,7 +91,7 @@ class Asker:
         task = reader.task
         answers: list[Json] = [{} for _ in rows]
         numbers: list[int] = []
-        items: list[Any] = []
+        items: list[Item] = []
         for number, row in enumerate(rows):
             try:
                 items.append(task.kind.item(row, self.columns, task.table))
@@ -110,7 +110,7 @@ class Asker:
                 answers[numbers[group[i]]].update(task.kind.named(answer, items[group[i]]))
         return answers, num_cut
 
-    def _encoded(self, items: list[Any], answers: list[Json]) -> tuple[Rows | None, list[int]]:
+    def _encoded(self, items: list[Item], answers: list[Json]) -> tuple[Rows | None, list[int]]:
         """Rows of the items that have any, and which those are; the others get their reason."""
         reader = self.model.reader
         try:

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -39,7 +38,7 @@ class Common:
     progress: Progress
 
     def build(
-        self, model: type[ConfigT], file: Path | None, /, base: str | None = None, **options: Any
+        self, model: type[ConfigT], file: Path | None, base: str | None = None, /, **options: object
     ) -> Built[ConfigT]:
         """The run from its file, --set and options (dots written as `__`); ends the command for --print-config."""
         dotted = {key.replace("__", "."): value for key, value in options.items()}
@@ -55,7 +54,7 @@ class Common:
         """The same on torchrun's first process; the others say nothing, for all would say the same."""
         return self if is_first_rank() else replace(self, progress=Progress(stream=io.StringIO()))
 
-    def show_differences(self, built: Built[Any]) -> None:
+    def show_differences(self, built: Built[ConfigT]) -> None:
         for key, old, new in built.differences:
             self.progress.say(f"  {key}: {json.dumps(new)} ({built.base_name}: {json.dumps(old)})")
 
@@ -99,7 +98,7 @@ def run_file(words: Sequence[str], verb: str | None = None) -> tuple[Path | None
     return None, words[0] if words else None, tuple(words[1:])
 
 
-def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def common_options(function: Callable[..., None]) -> Callable[..., None]:
     """Adds the options above to a click command; its function gets them as `common`."""
 
     @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Change a setting of the run.")
@@ -113,7 +112,7 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
     @functools.wraps(function)
     def wrapped(
-        *args: Any,
+        *args: object,
         assignments: tuple[str, ...],
         seed: int | None,
         dry_run: bool,
@@ -123,11 +122,11 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
         quiet: bool,
         verbose: bool,
         debug: bool,
-        **options: Any,
-    ) -> Any:
+        **options: object,
+    ) -> None:
         progress = Progress(quiet=quiet, verbose=verbose)
         allowed = tuple(key for key in allow_change.split(",") if key)
         common = Common(assignments, seed, dry_run, print_config, allowed, as_json, progress)
-        return function(*args, common=common, **options)
+        function(*args, common=common, **options)
 
     return wrapped

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -60,7 +59,10 @@ class _WithNumbers(click.Command):
 @click.option("--max-train", "task__max_train", type=int, help="Train the task on so many examples at most.")
 @click.option("--max-dev", "task__max_dev", type=int, help="Score the task on so many examples at most.")
 @common_options
-def command(words: tuple[str, ...], out: Path, common: Common, **options: Any) -> None:
+def command(
+    words: tuple[str, ...], out: Path, vocabulary: str | None, learn: str | None, general__paths: tuple[str, ...],
+    task__task: str | None, common: Common, **options: object,
+) -> None:  # fmt: skip
     """Go on with MODEL on TEXT (files, folders, globs), and measure what it was and what it is.
 
     remask adapt MODEL tickets/ --out DIR --task classify --train labelled.csv --text body --label topic --seeds 3
@@ -68,15 +70,17 @@ def command(words: tuple[str, ...], out: Path, common: Common, **options: Any) -
     The model's form and tokenizer are taken over. Ctrl-C stops it; the same command goes on.
     """
     file, model, texts = run_file(words)
-    options |= _split("--vocabulary", options.pop("vocabulary"), ("keep",), ("extend", "replace"), "tokens")
-    options |= _split("--learn", options.pop("learn"), ("all", "lora"), ("top",), "train__trainable_top_layers")
-    options["general__paths"] = list(options["general__paths"]) or None
+    options |= _split("--vocabulary", vocabulary, ("keep",), ("extend", "replace"), "tokens")
+    options |= _split("--learn", learn, ("all", "lora"), ("top",), "train__trainable_top_layers")
     given = [key for key, value in options.items() if key.startswith(_TASK) and value is not None]
-    if given and options["task__task"] is None and file is None:
+    if given and task__task is None and file is None:
         raise UsageError(f"--{given[0].split('__')[-1].removesuffix('_file').replace('_', '-')}: for which --task?")
-    recipe = [f"task.{word}" for word in recipe_of(options["task__task"])]
+    recipe = [f"task.{word}" for word in recipe_of(task__task)]
     common = replace(common, assignments=(*recipe, *common.assignments))
-    run = common.build(AdaptRun, file, model=model, corpus__paths=list(texts) or None, **options).run
+    run = common.build(
+        AdaptRun, file, model=model, corpus__paths=list(texts) or None, general__paths=list(general__paths) or None,
+        task__task=task__task, **options,
+    ).run  # fmt: skip
     if common.dry_run:
         from remask.adaptation.run import check
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -47,7 +46,7 @@ def command(runs: tuple[Path, ...], out: Path | None, common: Common) -> None:
         name: compared_values(run) | {"word_bits_per_byte": bits}
         for name, run, bits in zip(names, folders, word_bits, strict=True)
     }
-    changed: dict[str, list[Any]] = {}  # key -> its value in every run
+    changed: dict[str, list[object]] = {}  # key -> its value in every run
     for number, run in enumerate(folders[1:], 1):
         for key, old, new in differences(folders[0].config, run.config):
             changed.setdefault(key, [old] * len(folders))[number] = new
@@ -70,7 +69,7 @@ def _word_bits(runs: Sequence[RunFolder], progress: Progress) -> list[float | No
     if len(prepared) < len(runs) or len({run.heldout_text for run in runs}) > 1:
         progress.warn("bits per byte of whole words: not measured, since the runs do not have the same text at hand")
         return nothing
-    from remask.evaluation.words import word_bits_per_byte
+    from remask.evaluation.zero_shot import word_bits_per_byte
 
     try:
         with progress.stage("bits per byte of whole words"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -26,7 +25,7 @@ from remask.errors import UsageError
 @click.option("--long", "long_texts", type=click.Choice(["error", "cut"]), help="Texts beyond the model's length.")
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Number format (fp32); int8 is checked first.")
 @common_options
-def command(words: tuple[str, ...], out: Path, common: Common, **options: Any) -> None:
+def command(words: tuple[str, ...], out: Path, common: Common, **options: object) -> None:
     """Token ids and last hidden states of every text of FILE: a table's text column, or the lines of another file.
 
     Killed, the same command goes on.

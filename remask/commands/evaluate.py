@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -49,7 +48,7 @@ from remask.evaluation.settings import GROUPS, ZERO_SHOT, EvaluateRun
 @common_options
 def command(
     common: Common, word: str, tasks: str | None, texts: tuple[str, ...], out: Path | None, from_scratch: bool,
-    **options: Any,
+    **options: object,
 ) -> None:  # fmt: skip
     """Score MODEL on tasks, or on a labelled file of its own task.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -30,7 +29,7 @@ from remask.schema import Json
 @click.option("--license", help="For the card, such as apache-2.0.")
 @click.option("--language", help="For the card, such as en.")
 @common_options
-def command(common: Common, words: str, out: Path, keep: tuple[str, ...], **options: Any) -> None:
+def command(common: Common, words: str, out: Path, keep: tuple[str, ...], **options: object) -> None:
     """Write MODEL for transformers, or as an ONNX graph in fp32 or int8.
 
     What has no class in transformers goes out in remask's own layout, and says so; a graph needs no class.

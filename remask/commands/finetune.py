@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import click
 
@@ -16,7 +16,7 @@ from remask.errors import UsageError
 from remask.tune.settings import TUNED, FinetuneRun, Learn, recipe_of
 
 
-def task_options(function: Callable[..., Any]) -> Callable[..., Any]:
+def task_options(function: Callable[..., None]) -> Callable[..., None]:
     """The options that say what is fine-tuned on what; `tune` has them, too."""
     options = [
         click.argument("run_name", required=False, metavar="[RUN.yaml | NAME]"),
@@ -84,7 +84,8 @@ def with_recipe(common: Common, file: Path | None, task: str | None, without: Se
 @common_options
 def command(
     common: Common, run_name: str | None, out: Path, from_scratch: bool, grid_words: tuple[str, ...],
-    label_words: tuple[str, ...], curve: str | None, **options: Any,
+    label_words: tuple[str, ...], prompt__patterns: tuple[str, ...], curve: str | None, task: str | None,
+    **options: object,
 ) -> None:  # fmt: skip
     """Fine-tune a model on a task of your own or of the papers.
 
@@ -93,10 +94,10 @@ def command(
     common = common.of_rank()
     file = None if run_name is None else find_run("finetune", run_name)
     options |= {f"grid__{name}": values for name, values in map(_grid_word, " ".join(grid_words).split())}
-    options |= prompt_options(options["prompt__patterns"], label_words)
+    options |= prompt_options(prompt__patterns, label_words)
     options["curve__labels"] = None if curve is None else parse_assignment(f"curve=[{curve}]")[1]
     options["init_weights"] = False if from_scratch else None
-    built = with_recipe(common, file, options["task"]).build(FinetuneRun, file, **options)
+    built = with_recipe(common, file, task).build(FinetuneRun, file, task=task, **options)
     common.show_differences(built)
     from remask.tune.finetune import check, render
 
@@ -110,7 +111,7 @@ def command(
         common.result(values, render(values))
 
 
-def _grid_word(word: str) -> tuple[str, list[Any]]:
+def _grid_word(word: str) -> tuple[str, object]:
     name, equals, values = word.partition("=")
     if not equals or name not in TUNED:
         raise UsageError(f"--grid {word}: write NAME=VALUE,VALUE with a name of {', '.join(TUNED)}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -40,7 +39,7 @@ def command(
     remove: tuple[str, ...],
     remove_file: Path | None,
     common: Common,
-    **options: Any,
+    **options: object,
 ) -> None:
     """Cut DOCS (any text or table that prepare reads) into passages, encode them with MODEL, and index them.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -42,7 +41,12 @@ from remask.visible import visible, visible_json
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for alarms, page and state.")
 @common_options
 def command(
-    common: Common, words: tuple[str, ...], out: Path, alarm_exit: int | None, classes: tuple[str, ...], **options: Any
+    common: Common,
+    words: tuple[str, ...],
+    out: Path,
+    alarm_exit: int | None,
+    classes: tuple[str, ...],
+    **options: object,
 ) -> None:
     """Watch the texts of INPUT (a file, or - for stdin) with the classifier MODEL, and raise an alarm on a shift.
 

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -43,7 +42,12 @@ _ENDING = re.compile(r"\.[A-Za-z0-9]{1,8}$")
 @click.option("--device", help="auto, cpu, cuda, cuda:N or mps.")
 @common_options
 def command(
-    common: Common, words: tuple[str, ...], out: Path | None, label_words: tuple[str, ...], **options: Any
+    common: Common,
+    words: tuple[str, ...],
+    out: Path | None,
+    prompt__patterns: tuple[str, ...],
+    label_words: tuple[str, ...],
+    **options: object,
 ) -> None:
     """Answer every row of FILE with the fine-tuned MODEL, or one TEXT, or the lines of stdin (-).
 
@@ -57,7 +61,7 @@ def command(
     texts = rest if rest and all(is_text(word) for word in rest) else ()
     if len(rest) > 1 and not texts:
         raise UsageError(f"predict takes one MODEL and one FILE, not {len(words)} paths")
-    options |= prompt_options(options["prompt__patterns"], label_words)
+    options |= prompt_options(prompt__patterns, label_words)
     built = common.build(PredictRun, file, model=model, file=rest[0] if rest and not texts else None, **options)
     run = built.run
     if not run.model or not (run.file or texts):

@@ -57,7 +57,7 @@ def command(
     built: Built[PretrainRun] = common.build(
         PretrainRun,
         None if is_base else file,
-        base=file.stem if is_base else None,
+        file.stem if is_base else None,
         prepared=None if data is None else str(data),
         init_from=None if init_from is None else str(init_from),
     )

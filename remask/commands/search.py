@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -27,7 +26,7 @@ from remask.finding.settings import SearchRun
 @click.option("--table", help="Of PostgreSQL: the table (remask_passages).")
 @click.option("--out", type=click.Path(path_type=Path), help="With --queries: the folder for runs, scores, a page.")
 @common_options
-def command(words: tuple[str, ...], out: Path | None, common: Common, **options: Any) -> None:
+def command(words: tuple[str, ...], out: Path | None, common: Common, **options: object) -> None:
     """Search INDEX (a folder, or postgres://…) for a QUERY, or for every query of a file.
 
     With --qrels all ways are scored side by side: nDCG@10, Recall@k and MRR with their intervals.

@@ -6,7 +6,7 @@ ID@STEP. Needs the extra `serve`. Not here: everything that serves (remask/serve
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
@@ -46,7 +46,7 @@ class ServeRun(Config):
 @click.option("--request-log", metavar="FILE", help="One JSON line a request: id, model, task, status, ms; -: stdout.")
 @click.option("--log-texts", is_flag=True, default=None, help="The texts, too. Without it none is written.")
 @common_options
-def command(words: tuple[str, ...], token: str | None, common: Common, **options: Any) -> None:
+def command(words: tuple[str, ...], token: str | None, common: Common, **options: object) -> None:
     """Serve MODELs over HTTP, with a page at /. Stops after a signal when all requests are answered."""
     file, first, rest = run_file(words)
     models = None if first is None else [first, *rest]
@@ -83,18 +83,8 @@ def main(run: ServeRun, token: str | None, *, common: Common) -> None:
         precision=run.precision,
         int8=run.int8,
         device=run.device,
-        choose_precision=choose_format,
         on_ready=on_ready,
         say=progress.warn,
         request_log=run.request_log,
         log_texts=run.log_texts,
     )
-
-
-def choose_format(precision: str, device: str) -> str:
-    """What this machine can, as training chooses; runs in the engine's process, since this one has no torch."""
-    import torch
-
-    from remask.precision import choose_precision
-
-    return choose_precision(precision, torch.device(device))[0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -29,7 +28,7 @@ from remask.workers import die_with_parent
 @click.option("--engine", type=click.Choice(["local", "ray"]), help="This machine, or a Ray cluster.")
 @click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder for runs, pages and JSON.")
 @common_options
-def command(common: Common, names: str, corpus: tuple[str, ...], row: str | None, out: Path, **options: Any) -> None:
+def command(common: Common, names: str, corpus: tuple[str, ...], row: str | None, out: Path, **options: object) -> None:
     """Train, fine-tune and measure every row of a table with several seeds; write a page and a JSON.
 
     The same command in the same folder goes on; finished runs are never done again.

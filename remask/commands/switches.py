@@ -8,7 +8,7 @@ import json
 import click
 
 from remask.commands import Common, common_options
-from remask.config import Config, Switch, switches
+from remask.config import Config, switches
 from remask.schema import Json
 
 # verb -> the run model whose switches it reads, by name so that nothing is imported before it is asked for.
@@ -40,11 +40,6 @@ def run_model(verb: str) -> type[Config]:
     return getattr(importlib.import_module(module), name)
 
 
-def all_switches() -> list[tuple[str, Switch]]:
-    """(verb, switch) for every verb that has a run model."""
-    return [(verb, found) for verb in RUN_MODELS for found in switches(run_model(verb))]
-
-
 @click.command()
 @click.argument("verb", required=False, type=click.Choice(list(RUN_MODELS)))
 @common_options
@@ -53,7 +48,8 @@ def command(verb: str | None, common: Common) -> None:
 
     Effects: math changes what the model computes, data changes what it reads, speed changes neither.
     """
-    chosen = [(name, setting) for name, setting in all_switches() if verb in (None, name)]
+    verbs = [name for name in RUN_MODELS if verb in (None, name)]
+    chosen = [(name, setting) for name in verbs for setting in switches(run_model(name))]
     rows: list[Json] = [
         {
             "verb": name,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -22,7 +21,7 @@ from remask.tune.settings import TUNED, TuneRun
 @click.option("--trials", "search__trials", type=int, help="Fine-tuning runs in all; more may be asked for later.")
 @click.option("--prune", "search__prune", is_flag=True, default=None, help="End trials that fall behind.")
 @common_options
-def command(common: Common, run_name: str | None, out: Path, **options: Any) -> None:
+def command(common: Common, run_name: str | None, out: Path, task: str | None, **options: object) -> None:
     """Search the recipe of a fine-tuning run: learning rate, batch, epochs, warmup.
 
     remask tune --task classify --init MODEL --train my.csv --text body --label topic --trials 20 --out DIR
@@ -31,7 +30,7 @@ def command(common: Common, run_name: str | None, out: Path, **options: Any) -> 
     file = None if run_name is None else find_run("tune", run_name)
     # What a search varies is not taken from a named task's recipe: a value that is given is not searched.
     varied = [".".join(place) for place in TUNED.values()]
-    built = with_recipe(common, file, options["task"], without=varied).build(TuneRun, file, **options)
+    built = with_recipe(common, file, task, without=varied).build(TuneRun, file, task=task, **options)
     common.show_differences(built)
     if not built.run.init:
         raise UsageError("--init MODEL is needed")

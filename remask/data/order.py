@@ -17,7 +17,6 @@ import numpy as np
 
 _GAMMA = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_MASK = (1 << 64) - 1
 _ROUNDS = 8
 _SORTED_BELOW = 1 << 10  # so few that sorting hashes is cheap, and exactly uniform where two digits are coarse
 _MAX_SHARE = 1 << 31

@@ -247,7 +247,8 @@ class ModelEvaluation:
             result, chosen = self.scorer.score(task, folder, [self.own]), [self.own]
         else:
             result, where = self._tuned(source)
-            chosen = models.seed_models(where) if self._needs_models(task) else []
+            needs_models = self.run.seeds > 1 or self.run.submission or TASKS[task].get("model_of")
+            chosen = models.seed_models(where) if needs_models else []
             if task != source or len(chosen) > 1:
                 scored = self.scorer.score(task, folder, chosen)
                 result = scored if task != source else {**result, "ensemble": scored["ensemble"]}
@@ -256,9 +257,6 @@ class ModelEvaluation:
                 models.submit(task, folder, Path(self.run.submission), chosen, self.scorer, self.progress)
             )
         return result
-
-    def _needs_models(self, task: str) -> bool:
-        return bool(self.run.seeds > 1 or self.run.submission or TASKS[task].get("model_of"))
 
     def _tuned(self, task: str) -> tuple[Json, Path]:
         init = self.loaded.folder
@@ -300,7 +298,7 @@ class ModelEvaluation:
             return zero_shot.claims(self.judge, zero_shot.claims_file(data), self.progress)
         source = self.texts[task]
         if source.is_file():
-            name = fingerprint([models.file_hash(source), self.judge.tokenizer.fingerprint])[:10]
+            name = fingerprint([models.file_hash(source), self.judge.reader.tokenizer.fingerprint])[:10]
             folder = self.cache / f"text-{source.stem}-{name}"
             with artifacts.output_errors(folder):
                 self.cache.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remask import artifacts
 from remask.config import build_run, dump, fingerprint
@@ -22,7 +22,7 @@ from remask.errors import DataError
 from remask.progress import Progress
 from remask.schema import Json, Values
 from remask.tasks import metrics
-from remask.tasks.kind import Problem, TaskSource
+from remask.tasks.kind import Item, Problem, TaskSource
 from remask.tasks.kinds import check_same_labels, open_problem, task_files
 from remask.tasks.specs import TASKS
 from remask.tune.finetune import finetune
@@ -30,6 +30,7 @@ from remask.tune.seed import rate_of_all
 from remask.tune.settings import TUNED, FinetuneRun
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from remask.answer.reader import Reader
@@ -131,7 +132,7 @@ class Scorer:
     precision: Format
     max_dev: int | None
 
-    def outputs(self, reader: Reader, items: Sequence[Any], *, labelled: bool) -> tuple[list[Any], Rows]:
+    def outputs(self, reader: Reader, items: Sequence[Item], *, labelled: bool) -> tuple[list[np.ndarray], Rows]:
         """(what the model says about each row, the rows)."""
         from remask.answer.model import Model
 
@@ -170,7 +171,7 @@ class Scorer:
             }
         return values
 
-    def answer(self, readers: Sequence[Reader], items: Sequence[Any]) -> list[Json]:
+    def answer(self, readers: Sequence[Reader], items: Sequence[Item]) -> list[Json]:
         """What the models together say about unlabelled items, as the columns of a file."""
         outputs = [self.outputs(reader, items, labelled=False) for reader in readers]
         rows, first = outputs[0][1], readers[0]

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
     from remask.answer.model import Model
     from remask.answer.reader import Reader
+    from remask.data.settings import DataSettings
     from remask.model.network import Network
     from remask.model.store import Loaded
     from remask.precision import Format
     from remask.schema import Batch
     from remask.tasks.rows import Frame
-    from remask.tokenizer import Tokenizer
 
 MAX_WORD_DOCUMENTS = 64  # of each held-out source, for bits per byte of whole words
 BYTES_A_TOKEN = 4  # about: what a limit of rows means in bytes, whatever the vocabulary
@@ -49,14 +49,6 @@ class Judge:
     reader: Reader
     device: torch.device
     precision: Format
-
-    @property
-    def loaded(self) -> Loaded:
-        return self.reader.loaded
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self.reader.tokenizer
 
     @cached_property
     def frame(self) -> Frame:
@@ -78,18 +70,33 @@ class Judge:
         with torch.inference_mode(), self.model.runner.products():
             yield self.model.network
 
-    def log_probs(self, batch: Batch) -> np.ndarray:
-        """log p of every masked token."""
+    @property
+    def data(self) -> DataSettings:
+        """How held-out text is cut for it."""
+        from remask.data.settings import DataSettings
+
+        return DataSettings(length=min(512, self.reader.loaded.settings.max_length))
+
+    def sent(self, batch: Batch) -> Batch:
+        """A batch of arrays as tensors on its device."""
         import torch
 
+        return batch.map(lambda array: torch.as_tensor(array).to(self.device))
+
+    def masked_logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log_probs_M of the masked tokens, logits_MV there)."""
         with self.asked() as network:
-            tensors = batch.map(lambda array: torch.as_tensor(array).to(self.device))
+            tensors = self.sent(batch)
             assert tensors.masked_positions_M is not None
             assert tensors.masked_labels_M is not None
             hidden_BSD = network.encode(tensors, wanted_M=tensors.masked_positions_M)
             logits_MV = network.masked_lm(hidden_BSD, tensors.masked_positions_M).float()
             right_M = logits_MV.gather(1, tensors.masked_labels_M[:, None])[:, 0]
-            return (right_M - logits_MV.logsumexp(1)).cpu().numpy()
+            return right_M - logits_MV.logsumexp(1), logits_MV
+
+    def log_probs(self, batch: Batch) -> np.ndarray:
+        """log p of every masked token."""
+        return self.masked_logits(batch)[0].cpu().numpy()
 
 
 def require_masked_lm(loaded: Loaded, task: str) -> None:
@@ -109,8 +116,8 @@ def blimp(judge: Judge, folder: Path, max_pairs: int | None, progress: Progress)
     from remask.tasks.blimp import num_masked_rows, read_blimp, score_pairs, texts_of
 
     pairs = read_blimp(folder, max_pairs)
-    with progress.stage("blimp", num_masked_rows(texts_of(pairs), judge.tokenizer), "rows") as stage:
-        result = score_pairs(pairs, judge.log_probs, judge.tokenizer, judge.frame, stage.advance)
+    with progress.stage("blimp", num_masked_rows(texts_of(pairs), judge.reader.tokenizer), "rows") as stage:
+        result = score_pairs(pairs, judge.log_probs, judge.reader.tokenizer, judge.frame, stage.advance)
     notes = [] if max_pairs is None else [f"the first {max_pairs} pairs of each paradigm"]
     return {**result, "metric": "accuracy", "notes": notes, "data": {"dev": len(pairs)}}
 
@@ -127,11 +134,11 @@ def claims(judge: Judge, path: Path, progress: Progress) -> Json:
     from remask.tasks.blimp import num_masked_rows
     from remask.tasks.claims import read_claims, score_claims
 
-    found = read_claims(path)
-    rows = num_masked_rows((text for claim in found for text in claim.texts), judge.tokenizer)
+    asked = read_claims(path)
+    rows = num_masked_rows((text for claim in asked for text in claim.texts), judge.reader.tokenizer)
     with progress.stage("claims", rows, "rows") as stage:
-        result = score_claims(found, judge.log_probs, judge.tokenizer, judge.frame, stage.advance)
-    return {**result, "metric": "accuracy", "notes": [], "data": {"dev": len(found)}}
+        result = score_claims(asked, judge.log_probs, judge.reader.tokenizer, judge.frame, stage.advance)
+    return {**result, "metric": "accuracy", "notes": [], "data": {"dev": len(asked)}}
 
 
 # ------------------------------------------------------------------------------------------------- perplexity
@@ -149,13 +156,13 @@ def perplexity_sources(data: Path, texts: Sequence[str]) -> dict[str, Path]:
     for folder in (data / "prepared", data):
         if (folder / artifacts.MANIFEST).is_file():
             return {"perplexity": folder}
-    found = sorted([*data.glob("*.valid.txt"), *data.glob("*/*.valid.txt")])
-    if not found:
+    files = sorted([*data.glob("*.valid.txt"), *data.glob("*/*.valid.txt")])
+    if not files:
         raise MissingInputError(
             f"{data}: is no prepared data (remask prepare) and has no *.valid.txt, which perplexity is measured on; "
             "name texts with --text FILE"
         )
-    return {f"perplexity:{path.stem}": path for path in found}
+    return {f"perplexity:{path.stem}": path for path in files}
 
 
 def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> None:
@@ -166,7 +173,7 @@ def prepare_text(path: Path, judge: Judge, folder: Path, progress: Progress) -> 
     options = {
         "text.sources": [{"name": "text", "paths": [str(path.resolve())]}],
         "text.heldout_fraction": ALL_HELD_OUT,
-        "tokenizer.path": str(judge.loaded.tokenizer_folder),
+        "tokenizer.path": str(judge.reader.loaded.tokenizer_folder),
         "workers": 1,
     }
     quiet = Progress(quiet=True)  # its stages are no news here
@@ -179,30 +186,55 @@ def perplexity(judge: Judge, prepared: Path, max_rows: int | None, progress: Pro
     model with this vocabulary; bits per byte of whole words, which compare across vocabularies; and the same of
     sentences whose tokens are masked one at a time (pseudo-perplexity)."""
     from remask.data.evaluation import evaluation_batches, is_comparable, word_batches
-    from remask.data.settings import DataSettings
     from remask.objectives import held_out
     from remask.tokenizer import load_tokenizer
 
-    tokenizer = judge.tokenizer
+    tokenizer = judge.reader.tokenizer
     if load_tokenizer(prepared / "tokenizer").fingerprint != tokenizer.fingerprint:
-        raise DataError(f"{prepared}: was prepared with another vocabulary than that of {judge.loaded.folder}")
-    settings = DataSettings(length=min(512, judge.loaded.settings.max_length))
+        raise DataError(f"{prepared}: was prepared with another vocabulary than that of {judge.reader.loaded.folder}")
+    settings = judge.data
     notes = []
     with progress.stage("perplexity") as stage:
         held = evaluation_batches(prepared, settings, tokenizer, max_rows=max_rows)
         with judge.asked() as network:
-            found = held_out(network, held, tokenizer.token_lengths, tokenizer.token_characters)
+            measures = held_out(network, held, tokenizer.token_lengths, tokenizer.token_characters)
             if is_comparable(tokenizer):
                 most = None if max_rows is None else max_rows * settings.length * BYTES_A_TOKEN
                 words = word_batches(prepared, settings, tokenizer, max_documents=MAX_WORD_DOCUMENTS, max_bytes=most)
                 by_word = held_out(network, words, tokenizer.token_lengths)
-                found = {**found, "word_bits_per_byte": by_word["bits_per_byte"]}
+                measures = {**measures, "word_bits_per_byte": by_word["bits_per_byte"]}
             else:
                 notes.append("the vocabulary changes the text: bits per byte do not compare with other vocabularies")
-        found = {**found, **_pseudo(judge, prepared, min(PSEUDO_SENTENCES, max_rows or PSEUDO_SENTENCES))}
+        measures = {**measures, **_pseudo(judge, prepared, min(PSEUDO_SENTENCES, max_rows or PSEUDO_SENTENCES))}
         stage.update(len(held))
     data = {"dev": sum(len(batch.lengths_B) for batch in held), "prepared": str(prepared)}
-    return {"metrics": dict(found), "metric": "perplexity", "notes": notes, "data": data}
+    return {"metrics": dict(measures), "metric": "perplexity", "notes": notes, "data": data}
+
+
+def word_bits_per_byte(models: Sequence[Path], prepared: Sequence[Path]) -> tuple[list[float], str]:
+    """Bits per byte of whole words, the one measure that compares vocabularies: a number for each model, all on rows of
+    the same length, each on its own tokens of the same text. Where a vocabulary does not keep the text: no numbers, and
+    the reason."""
+    import torch
+
+    from remask.data.evaluation import is_comparable, word_batches
+    from remask.data.settings import DataSettings
+    from remask.model.store import open_model
+    from remask.objectives import held_out
+    from remask.tokenizer import load_tokenizer
+
+    tokenizers = [load_tokenizer(folder / "tokenizer") for folder in prepared]
+    for folder, tokenizer in zip(prepared, tokenizers, strict=True):
+        if not is_comparable(tokenizer):
+            return [], f"the vocabulary of {folder} changes the text"
+    loaded = [open_model(folder) for folder in models]
+    length = min(512, *(model.settings.max_length for model in loaded))
+    bits = []
+    for model, folder, tokenizer in zip(loaded, prepared, tokenizers, strict=True):
+        batches = word_batches(folder, DataSettings(length=length), tokenizer, max_documents=MAX_WORD_DOCUMENTS)
+        with torch.inference_mode():
+            bits.append(held_out(model.network.eval(), batches, tokenizer.token_lengths)["bits_per_byte"])
+    return bits, ""
 
 
 def _pseudo(judge: Judge, prepared: Path, count: int) -> dict[str, float]:
@@ -219,10 +251,10 @@ def _pseudo(judge: Judge, prepared: Path, count: int) -> dict[str, float]:
         for number in np.sort(picked):
             sentences.append(np.asarray(source.ids[starts[number] : starts[number + 1]][:longest], np.int64))
     nats = -float(pseudo_log_likelihoods(
-        judge.log_probs, [judge.frame.join([ids])[0] for ids in sentences], judge.tokenizer.mask_id
+        judge.log_probs, [judge.frame.join([ids])[0] for ids in sentences], judge.reader.tokenizer.mask_id
     ).sum())  # fmt: skip
     tokens = sum(len(ids) for ids in sentences)
-    num_bytes = sum(int(judge.tokenizer.token_lengths[ids].sum()) for ids in sentences)
+    num_bytes = sum(int(judge.reader.tokenizer.token_lengths[ids].sum()) for ids in sentences)
     return {
         "pseudo_perplexity": math.exp(min(nats / max(1, tokens), 700.0)),
         "pseudo_bits_per_byte": nats / math.log(2) / max(1, num_bytes),

@@ -1,15 +1,13 @@
 """A finished model -> a folder that others load: for transformers, or as an ONNX graph in fp32 or int8.
 
-In: an ExportRun, and for int8 what scores a form of the model on a set with labels. Out: the folder, and what it holds.
-What misses its bound is refused, and nothing is written. Not here: how each form is written (hf, onnx, quantize).
+In: an ExportRun. Out: the folder, and what it holds; of int8 with a set with labels, scores of both forms on it. What
+misses its bound is refused, and nothing is written. Not here: how each form is written (hf, onnx, quantize).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from remask.config import dump
 from remask.errors import DataError
@@ -17,13 +15,9 @@ from remask.exports.settings import ExportRun
 from remask.schema import Json
 from remask.tasks.card import CARD_JSON
 
-if TYPE_CHECKING:
-    from remask.answer.agreement import Answerer
-    from remask.answer.scores import Scores
 
-
-def export(run: ExportRun, out: Path, measure: Callable[[Answerer], Scores] | None = None) -> Json:
-    """Write the folder; what it holds. `measure`: of int8, scores on run.eval_file."""
+def export(run: ExportRun, out: Path) -> Json:
+    """Write the folder; what it holds."""
     card = _card(run)
     if run.to == "hf":
         from remask.exports.hf import export_hf
@@ -32,7 +26,11 @@ def export(run: ExportRun, out: Path, measure: Callable[[Answerer], Scores] | No
         return {**artifact.counts, "model": str(out)}
     from remask.exports.onnx import Bound, export_onnx
 
-    name = "" if run.eval_file is None else run.eval_file.name
+    measure, name = None, ""
+    if run.eval_file is not None:
+        from remask.answer.scores import scorer
+
+        measure, name = scorer(run.model, run.eval_file, run.columns()), run.eval_file.name
     artifact = export_onnx(
         run.model, out, to=run.to, card=card, embedding=run.embedding, pooling=run.pooling,
         bound=Bound(measure, name, run.max_drop, run.min_agreement, run.keep),

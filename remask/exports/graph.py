@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from remask.errors import ConfigError, UnavailableError, install_command
+from remask.errors import ConfigError, needs_extra
 from remask.model.attention import Sight
 from remask.model.encoder import Encoder, Positions, Rows, View
 from remask.model.network import Network
@@ -40,10 +40,8 @@ def need(name: str) -> ModuleType:
     """A package of the extra, or how to get it."""
     import importlib
 
-    try:
+    with needs_extra("onnx", f"{name} is not installed"):
         return importlib.import_module(name)
-    except ImportError as error:
-        raise UnavailableError(f"{name} is not installed: {install_command('onnx')}") from error
 
 
 # ------------------------------------------------------------------------------------- the network as it is traced

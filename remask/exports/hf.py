@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import load_file
 from torch import Tensor
@@ -153,7 +152,7 @@ class Publishing:
     key: str | None
 
 
-def export_key(source: Source, *choices: Any) -> str:
+def export_key(source: Source, *choices: object) -> str:
     """Of everything that an export is made of."""
     plain = json.loads(json.dumps(choices, default=str))
     return fingerprint([model_fingerprint(source.folder), dump(source.heads), plain])
@@ -340,7 +339,7 @@ def write_sentence_transformers(folder: Path, source: Source) -> None:
     write_json(folder / "1_Pooling" / "config.json", pooling)
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

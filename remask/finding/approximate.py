@@ -9,21 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from remask.errors import DataError, UnavailableError, install_command
+from remask.errors import DataError, needs_extra
 from remask.finding.settings import ApproximateSettings
 
 _PER_CELL = 64  # vectors that a cell of the grid is trained on
 
 
-def _faiss() -> Any:
-    try:
+def _faiss() -> ModuleType:
+    with needs_extra("faiss", "approximate.kind needs the faiss extra"):
         import faiss
-    except ImportError:
-        raise UnavailableError(f"approximate.kind needs the faiss extra: {install_command('faiss')}") from None
     return faiss
 
 
@@ -42,7 +41,7 @@ def write_approximate(
 
 
 def _grid(
-    faiss: Any, blocks: Iterator[np.ndarray], num_rows: int, size: int, settings: ApproximateSettings, seed: int
+    faiss: ModuleType, blocks: Iterator[np.ndarray], num_rows: int, size: int, settings: ApproximateSettings, seed: int
 ) -> Any:
     lists = settings.lists or max(1, round(4 * math.sqrt(num_rows)))
     lists = max(1, min(lists, num_rows // 39))  # FAISS wants 39 vectors a cell to learn it

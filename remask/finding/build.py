@@ -27,7 +27,7 @@ from remask.finding.index import STAGE, Index, open_index
 from remask.finding.map import write_map
 from remask.finding.passages import Passages, PassageTask, joined, make_part
 from remask.finding.settings import OWN, IndexRun
-from remask.finding.vectors import BLOCK_ROWS, VectorFile, mean_vector, write_codes
+from remask.finding.vectors import BLOCK_ROWS, mean_vector, write_codes
 from remask.finding.words import write_words
 from remask.progress import Progress, counted
 from remask.schema import Json
@@ -365,7 +365,9 @@ def _derive(draft: Index, aside: Path, parquet: bool) -> None:
     if run.approximate.kind != "none":
         from remask.finding.approximate import write_approximate
 
-        blocks = (block for segment in draft.segments for block in _vector_blocks(segment.vectors))
+        files = [segment.vectors for segment in draft.segments]
+        starts = ((file, begin) for file in files for begin in range(0, file.num_rows, BLOCK_ROWS))
+        blocks = (np.asarray(file.vectors[begin : begin + BLOCK_ROWS]) for file, begin in starts)
         write_approximate(blocks, draft.num_rows, draft.size, aside / "approximate", run.approximate, run.seed)
     if parquet:
         from remask.finding.parquet import write_parquet
@@ -379,11 +381,6 @@ def _texts(draft: Index) -> Iterator[str]:
         for row in range(len(segment.passages)):
             gone = draft.removed is not None and draft.removed[segment.first + row]
             yield "" if gone else segment.passages.text(row)
-
-
-def _vector_blocks(file: VectorFile) -> Iterator[np.ndarray]:
-    for begin in range(0, file.num_rows, BLOCK_ROWS):
-        yield np.asarray(file.vectors[begin : begin + BLOCK_ROWS])
 
 
 # ----------------------------------------------------------------------------------------------------- removing

@@ -19,6 +19,7 @@ from remask.finding.passages import Passages
 
 if TYPE_CHECKING:
     from remask.answer.model import Model
+    from remask.precision import Format
 
 PIECE_ROWS = 1_024
 # The names by which models keep what they read before a text of each side.
@@ -36,7 +37,7 @@ class VectorTask:
     model: Path
     fingerprint: str  # of the model: another one may come to stand at its path
     prompt: str | None
-    precision: Any
+    precision: Format
     device: str
 
 
@@ -49,7 +50,7 @@ def pieces_of(part: Path, num_passages: int, out: Path, **how: Any) -> list[Vect
 
 
 @lru_cache(maxsize=1)
-def _opened(path: Path, fingerprint: str, precision: Any, device: str) -> Model:
+def _opened(path: Path, fingerprint: str, precision: Format, device: str) -> Model:
     from remask.answer.model import load
 
     return load(path, precision=precision, device=device)

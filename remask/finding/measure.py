@@ -90,7 +90,7 @@ def read_qrels(path: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def _trec_qrels(path: Path) -> Iterator[tuple[str, str, Any, str]]:
+def _trec_qrels(path: Path) -> Iterator[tuple[str, str, str, str]]:
     for number, line in read_lines(path):
         words = line.split()
         if words and len(words) != 4:
@@ -124,7 +124,9 @@ def documents_of(hits: Sequence[Hit], depth: int) -> Ranking:
     return list(found.items())[:depth]
 
 
-def rank_all(seeker: Seeker, queries: Sequence[Query], ways: Sequence[By], depth: int, progress: Progress) -> Any:
+def rank_all(
+    seeker: Seeker, queries: Sequence[Query], ways: Sequence[By], depth: int, progress: Progress
+) -> dict[str, list[Ranking]]:
     """{way: a Ranking for each query}; with a model that reranks, `reranked` too (of the last way)."""
     plain = Seeker(seeker.index, seeker.model, seeker.prompt)
     rankings: dict[str, list[Ranking]] = {way: [] for way in ways}

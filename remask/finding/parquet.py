@@ -7,7 +7,7 @@ removed is not in it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import orjson
@@ -35,7 +35,7 @@ def write_parquet(index: Index, path: Path) -> None:
                     rows = rows[~index.removed[rows + segment.first]]
                 hits = [index.hit(int(row) + segment.first, 0.0) for row in rows]
                 flat = np.asarray(segment.vectors.vectors[rows]).reshape(-1)
-                arrays: list[Any] = [
+                arrays: list[pa.Array] = [
                     pa.array([getattr(hit, name) for hit in hits], columns[name])
                     for name in ("id", "passage", "start", "place", "text")
                 ]
@@ -44,5 +44,5 @@ def write_parquet(index: Index, path: Path) -> None:
                 writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
-def _text(value: Any) -> str | None:
+def _text(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()

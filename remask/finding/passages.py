@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 
 from remask import artifacts, signals
@@ -111,7 +111,7 @@ def _row(record: Record, place: str, run: IndexRun, source: SourceSettings) -> F
     return Found(str(number), place, "\n".join(texts), fields)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """As JSON has it: dates and the like become text."""
     return value if value is None or isinstance(value, (str, int, float, bool, list, dict)) else str(value)
 
@@ -252,7 +252,7 @@ def _fill(task: PassageTask, aside: Path) -> Json:
 # ---------------------------------------------------------------------------------------------- reading them back
 
 
-def _mapped(path: Path, dtype: Any) -> np.ndarray:
+def _mapped(path: Path, dtype: npt.DTypeLike) -> np.ndarray:
     size = path.stat().st_size
     if size % np.dtype(dtype).itemsize:
         raise DataError(f"{path}: {size:,} bytes is no whole number of entries: damaged")

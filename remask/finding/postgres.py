@@ -12,7 +12,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 
 from remask.config import dump
-from remask.errors import DataError, MissingInputError, UnavailableError, UsageError, install_command
+from remask.errors import DataError, MissingInputError, UnavailableError, UsageError, needs_extra
 from remask.finding.index import Hit, Index
 from remask.finding.settings import IndexRun
 from remask.finding.vectors import Best
@@ -32,15 +32,6 @@ _MAX_GRAPH_SIZE = 2_000  # numbers of a vector that pgvector's graph takes
 _LANGUAGE = {"english": "english", "none": "simple"}
 
 
-def _libraries() -> tuple[Any, Any]:
-    try:
-        import pgvector.psycopg
-        import psycopg
-    except ImportError:
-        raise UnavailableError(f"postgres:// needs the postgres extra: {install_command('postgres')}") from None
-    return psycopg, pgvector.psycopg
-
-
 def _hidden(address: str) -> str:
     """An address as a message may show it: without its password."""
     return re.sub(r"(?<=//)([^:/@]*):[^@/]*@", r"\1:***@", address)
@@ -49,17 +40,19 @@ def _hidden(address: str) -> str:
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Any]:
     """A connection with pgvector's types; what the server says becomes one line."""
-    psycopg, vectors = _libraries()
+    with needs_extra("postgres", "postgres:// needs the postgres extra"):
+        import psycopg
+        from pgvector.psycopg import register_vector
     try:
         with psycopg.connect(address, autocommit=True, connect_timeout=20) as link:
             with contextlib.suppress(psycopg.errors.DuplicateObject, psycopg.errors.UniqueViolation):
                 link.execute("CREATE EXTENSION IF NOT EXISTS vector")
-            vectors.register_vector(link)
+            register_vector(link)
             yield link
     except psycopg.OperationalError as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else "the connection broke"
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else "the connection broke"
         raise UnavailableError(
-            f"{_hidden(address)}: {said}; nothing of this index is visible there yet, and the same command goes on"
+            f"{_hidden(address)}: {reason}; nothing of this index is visible there yet, and the same command goes on"
         ) from None
     except psycopg.Error as error:
         raise DataError(f"{_hidden(address)}: {str(error).strip().splitlines()[0]}") from None
@@ -213,16 +206,12 @@ class DatabaseTable:
                 f"FROM {self.table} WHERE row_number = ANY(%s)",
                 [[int(row) for row in rows]],
             ).fetchall()
-        known = {row[0]: row[1:] for row in found}
-        return [
-            _hit(row, float(score), *known[row])
-            for row, score in zip(rows, scores, strict=True)
-            if row in known  # the table may have been replaced meanwhile
-        ]
-
-
-def _hit(row: int, score: float, id: str, passage: int, text: str, start: int, place: str, fields: Any) -> Hit:
-    return Hit(id, passage, score, text, start, place, fields, row)
+        hits = {
+            row: Hit(id, passage, 0.0, text, start, place, fields, row)
+            for row, id, passage, text, start, place, fields in found
+        }
+        # The table may have been replaced meanwhile.
+        return [replace(hits[row], score=float(score)) for row, score in zip(rows, scores, strict=True) if row in hits]
 
 
 def _best(rows: Sequence[tuple[float, int]]) -> Best:

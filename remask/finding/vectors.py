@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -91,7 +90,7 @@ class VectorFile:
     def has_codes(self) -> bool:
         return (self.folder / "codes").is_file()
 
-    def _map(self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
+    def _map(self, name: str, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
         path, wanted = self.folder / name, int(np.prod(shape)) * dtype.itemsize
         if not path.is_file() or path.stat().st_size != wanted:
             there = f"{path.stat().st_size:,}" if path.is_file() else "no"

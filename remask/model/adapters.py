@@ -208,7 +208,7 @@ def _hand_over_noise(module: nn.Module, linears: list[LoraLinear]) -> None:
         for linear in linears:
             linear.now = None if noise is None else (noise, layer, view)
 
-    def leave(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def leave(_: nn.Module, args: object, output: object) -> None:
         for linear in linears:
             linear.now = None
 

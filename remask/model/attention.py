@@ -216,10 +216,39 @@ def _explicit(
     return torch.matmul(torch.where(dropped == 0, probs_BNXQL, 0.0), v).mul(scale).flatten(2, 3)
 
 
-class _Products(torch.autograd.Function):
-    """softmax(Q K^T / sqrt(K)) V as batched products; saves its input and the probabilities, dropped ones marked.
+def probabilities(q: torch.Tensor, k: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """softmax(Q K^T / sqrt(K) + bias). The factor is applied to the narrow operand, not to the S x S one."""
+    scores = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
+    if bias is not None:
+        scores += bias
+    return torch.softmax(scores, dim=-1)
 
-    Factors are applied to the narrow operands, not to the S x S ones."""
+
+def weighed(probs: torch.Tensor, v: torch.Tensor, scale: float | None) -> torch.Tensor:
+    """P V. `scale`: of what is kept, where some probabilities are marked as dropped; None: all of them count."""
+    if scale is None:
+        return torch.matmul(probs, v)
+    return torch.matmul(torch.relu(probs), v).mul_(scale)
+
+
+def weighed_backward(
+    grad: torch.Tensor, probs: torch.Tensor, v: torch.Tensor, scale: float | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of `weighed` by its values and by the scores behind its probabilities."""
+    if scale is None:
+        grad_v = torch.matmul(probs.transpose(-1, -2), grad)
+        grad_probs = torch.matmul(grad, v.transpose(-1, -2))
+    else:
+        grad = grad * scale
+        grad_v = torch.matmul(torch.relu(probs).transpose(-1, -2), grad)
+        # relu's gradient; it is also 0 where a kept probability is 0, which has none.
+        grad_probs = torch.ops.aten.threshold_backward(torch.matmul(grad, v.transpose(-1, -2)), probs, 0)
+        probs = probs.abs()
+    return grad_v, torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
+
+
+class _Products(torch.autograd.Function):
+    """softmax(Q K^T / sqrt(K)) V as batched products; saves its input and the probabilities, dropped ones marked."""
 
     @staticmethod
     def forward(
@@ -231,33 +260,18 @@ class _Products(torch.autograd.Function):
         scale: float,
     ) -> torch.Tensor:
         q, k, v = _operands(qkv_3BNSK, block)
-        scores_BNXQL = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-1, -2))
-        if bias is not None:
-            scores_BNXQL += bias
-        probs_BNXQL = torch.softmax(scores_BNXQL, dim=-1)
+        probs_BNXQL = probabilities(q, k, bias)
         ctx.block, ctx.scale = block, None if dropped is None else scale
         if dropped is not None:
             probs_BNXQL = marked(probs_BNXQL, dropped)
         ctx.save_for_backward(qkv_3BNSK, probs_BNXQL)
-        if dropped is None:
-            return torch.matmul(probs_BNXQL, v).flatten(2, 3)
-        return torch.matmul(torch.relu(probs_BNXQL), v).mul_(scale).flatten(2, 3)
+        return weighed(probs_BNXQL, v, ctx.scale).flatten(2, 3)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
         qkv_3BNSK, probs = ctx.saved_tensors
         q, k, v = _operands(qkv_3BNSK, ctx.block)
-        grad = grads[0].unflatten(2, (-1, q.shape[3]))
-        if ctx.scale is None:
-            grad_v = torch.matmul(probs.transpose(-1, -2), grad)
-            grad_probs = torch.matmul(grad, v.transpose(-1, -2))
-        else:
-            grad = grad * ctx.scale
-            grad_v = torch.matmul(torch.relu(probs).transpose(-1, -2), grad)
-            # relu's gradient; it is also 0 where a kept probability is 0, which has none.
-            grad_probs = torch.ops.aten.threshold_backward(torch.matmul(grad, v.transpose(-1, -2)), probs, 0)
-            probs = probs.abs()
-        grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
+        grad_v, grad_scores = weighed_backward(grads[0].unflatten(2, (-1, q.shape[3])), probs, v, ctx.scale)
         factor = q.shape[-1] ** -0.5
         grad_qkv = torch.empty_like(qkv_3BNSK)
         torch.mul(torch.matmul(grad_scores, k).flatten(2, 3), factor, out=grad_qkv[0])

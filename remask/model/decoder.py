@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from remask.errors import ConfigError
-from remask.model.attention import rotary_angles, rotate
+from remask.model.attention import probabilities, rotary_angles, rotate, weighed, weighed_backward
 from remask.model.encoder import Attention, Embeddings, Encoder, Ffn, Rows, SubLayer, View, layer_norm
 from remask.model.heads import MaskedLm
 from remask.model.noise import Noise, Site, keep_scale, marked
@@ -89,7 +89,7 @@ class CrossAttention(SubLayer):
             )  # fmt: skip
         bias_B11S = source.bias(q_BNLK.dtype)
         if view.seen is not None:
-            view.seen.append(_probabilities(q_BNLK, kv_2BNSK[0], bias_B11S))
+            view.seen.append(probabilities(q_BNLK, kv_2BNSK[0], bias_B11S))
         with torch.autocast(q_BNLK.device.type, enabled=False):
             scale = keep_scale(settings.attention_dropout)
             x_BNLK = _Across.apply(q_BNLK, kv_2BNSK, bias_B11S, dropped_BNLS, scale)
@@ -105,13 +105,6 @@ class CrossAttention(SubLayer):
         return kv_BSM.unflatten(2, (2, self.settings.num_heads, self.settings.head_size)).permute(2, 0, 3, 1, 4)
 
 
-def _probabilities(q_BNLK: torch.Tensor, k_BNSK: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    scores_BNLS = torch.matmul(q_BNLK * q_BNLK.shape[-1] ** -0.5, k_BNSK.transpose(-1, -2))
-    if bias is not None:
-        scores_BNLS += bias
-    return torch.softmax(scores_BNLS, dim=-1)
-
-
 class _Across(torch.autograd.Function):
     """attention._Products for queries and keys of different places and numbers."""
 
@@ -124,29 +117,19 @@ class _Across(torch.autograd.Function):
         dropped: torch.Tensor | None,
         scale: float,
     ) -> torch.Tensor:
-        probs_BNLS = _probabilities(q_BNLK, kv_2BNSK[0], bias)
+        probs_BNLS = probabilities(q_BNLK, kv_2BNSK[0], bias)
         ctx.scale = None if dropped is None else scale
-        if dropped is None:
-            ctx.save_for_backward(q_BNLK, kv_2BNSK, probs_BNLS)
-            return torch.matmul(probs_BNLS, kv_2BNSK[1])
-        probs_BNLS = marked(probs_BNLS, dropped)
+        if dropped is not None:
+            probs_BNLS = marked(probs_BNLS, dropped)
         ctx.save_for_backward(q_BNLK, kv_2BNSK, probs_BNLS)
-        return torch.matmul(torch.relu(probs_BNLS), kv_2BNSK[1]).mul_(scale)
+        return weighed(probs_BNLS, kv_2BNSK[1], ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None, None]:
         q_BNLK, kv_2BNSK, probs = ctx.saved_tensors
-        grad, (k_BNSK, v_BNSK) = grads[0], kv_2BNSK
+        k_BNSK, v_BNSK = kv_2BNSK
         grad_kv_2BNSK = torch.empty_like(kv_2BNSK)
-        if ctx.scale is None:
-            grad_kv_2BNSK[1] = torch.matmul(probs.transpose(-1, -2), grad)
-            grad_probs = torch.matmul(grad, v_BNSK.transpose(-1, -2))
-        else:
-            grad = grad * ctx.scale
-            grad_kv_2BNSK[1] = torch.matmul(torch.relu(probs).transpose(-1, -2), grad)
-            grad_probs = torch.ops.aten.threshold_backward(torch.matmul(grad, v_BNSK.transpose(-1, -2)), probs, 0)
-            probs = probs.abs()
-        grad_scores = torch._softmax_backward_data(grad_probs, probs, -1, probs.dtype)
+        grad_kv_2BNSK[1], grad_scores = weighed_backward(grads[0], probs, v_BNSK, ctx.scale)
         factor = q_BNLK.shape[-1] ** -0.5
         grad_kv_2BNSK[0] = torch.matmul(grad_scores.transpose(-1, -2), q_BNLK * factor)
         return torch.matmul(grad_scores, k_BNSK) * factor, grad_kv_2BNSK, None, None, None
@@ -360,7 +343,7 @@ def _look_across(cross: CrossAttention, x_RD: torch.Tensor, place: int, memory: 
     """The newest tokens look at the source; the beams of one source are its queries, so nothing is repeated."""
     q_BNWK = cross.heads(cross.query(x_RD).unflatten(0, (-1, memory.num_beams)))
     k_BNSK, v_BNSK = memory.crosses[place]
-    attended_BNWK = torch.matmul(_probabilities(q_BNWK, k_BNSK, memory.bias_B11S), v_BNSK)
+    attended_BNWK = torch.matmul(probabilities(q_BNWK, k_BNSK, memory.bias_B11S), v_BNSK)
     return cross.output(attended_BNWK.transpose(1, 2).flatten(2, 3).flatten(0, 1))
 
 

@@ -141,7 +141,7 @@ def _plain_name(name: object, ending: str) -> bool:
 def parse_object(data: bytes, place: str) -> Json:
     """Bytes -> a JSON object; whatever goes wrong is one DataError."""
 
-    def without_repeats(pairs: list[tuple[str, Any]]) -> Json:
+    def without_repeats(pairs: list[tuple[str, object]]) -> Json:
         values = dict(pairs)
         if len(values) != len(pairs):
             raise ValueError("a key is given twice")

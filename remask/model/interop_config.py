@@ -269,10 +269,6 @@ def _modern_layers(values: Values) -> tuple[int, dict[str, float]]:
     return every, bases
 
 
-def _layer_types(every: int, layers: range) -> list[str]:
-    return ["sliding_attention" if layer % every else "full_attention" for layer in layers]
-
-
 # ------------------------------------------------------------------------------------------------------- writing
 
 

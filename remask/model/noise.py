@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from remask.model.shapes import to_device
+from remask.schema import Array
 
 # Shapes: B rows, T real tokens of all rows, S positions, N heads, W columns of a band, D width.
 
@@ -53,7 +54,7 @@ class Site(IntEnum):
 class Noise:
     """The noise of one batch in one step."""
 
-    def __init__(self, seed: int, step: int, example_ids: Any) -> None:
+    def __init__(self, seed: int, step: int, example_ids: Array) -> None:
         if isinstance(example_ids, torch.Tensor):
             example_ids = example_ids.cpu().numpy()
         ids_B = np.asarray(example_ids, dtype=np.int64).view(np.uint64)
@@ -102,7 +103,14 @@ class Noise:
         return dropped_BNLS
 
     def dropped_square(
-        self, layer: int, prob: float, lengths: Sequence[int], num_heads: int, width: int | None, size: int, device: Any
+        self,
+        layer: int,
+        prob: float,
+        lengths: Sequence[int],
+        num_heads: int,
+        width: int | None,
+        size: int,
+        device: torch.device,
     ) -> torch.Tensor:
         """Attention probabilities to drop, dropped_BNSS, or dropped_BNSW for a band of `width` columns.
 

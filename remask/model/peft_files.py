@@ -19,7 +19,7 @@ from torch import Tensor
 from remask.model.adalora import RationedUpdate
 from remask.model.adapters import BLOCKS, LoraLinear, ScaledLinear, changed_linears, merged_state
 from remask.model.interop_config import family_for, no_class
-from remask.model.interop_weights import BASE, Pair, export_kind, pairs
+from remask.model.interop_weights import BASE, export_kind, pairs
 from remask.model.network import Network
 from remask.model.settings import HeadSettings, Ia3Settings, LoraSettings, ModelSettings, Updates
 from remask.schema import Json
@@ -89,16 +89,12 @@ def adapter_files(network: Network, settings: Updates | None, base: str) -> dict
     config |= {
         "task_type": _TASKS.get(kind),
         "base_model_name_or_path": base,
-        "modules_to_save": _modules(heads, BASE[family]),
+        "modules_to_save": sorted({pair.theirs[0].removeprefix(BASE[family]).split(".")[0] for pair in heads}) or None,
         "inference_mode": True,
     }
     named = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     contents = (json.dumps(config, indent=2) + "\n").encode(), save(named, metadata={"format": "pt"})
     return dict(zip(ADAPTER_FILES, contents, strict=True))
-
-
-def _modules(heads: list[Pair], base: str) -> list[str] | None:
-    return sorted({pair.theirs[0].removeprefix(base).split(".")[0] for pair in heads}) or None
 
 
 def _changes(

@@ -7,7 +7,7 @@ RoBERTa base (arXiv 1907.11692, section 3). Not here: which Hugging Face class a
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -136,7 +136,7 @@ class ModelSettings(Config):
 
     @model_validator(mode="before")
     @classmethod
-    def _window_says_so(cls, values: Any) -> Any:
+    def _window_says_so(cls, values: object) -> object:
         """A window alone means attention by windows, as it did before there were other kinds."""
         if isinstance(values, dict) and values.get("attention_window") is not None:
             return {"attention_kind": "window"} | values

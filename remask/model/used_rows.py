@@ -49,7 +49,7 @@ class UsedRows(nn.Module):
     def _save_to_state_dict(self, destination: Json, prefix: str, keep_vars: bool) -> None:
         destination[f"{prefix}weight"] = self.table_VE.index_copy(0, self.used_U, _whole(self.weight.detach()))
 
-    def _load_from_state_dict(self, state_dict: Values, prefix: str, *rest: Any, **more: Any) -> None:
+    def _load_from_state_dict(self, state_dict: Values, prefix: str, *rest: object, **more: object) -> None:
         whole_VE = state_dict[f"{prefix}weight"]
         with torch.no_grad():
             self.table_VE.copy_(whole_VE)

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from remask.errors import ConfigError, DataError, MissingInputError
 from remask.monitoring.settings import STDIN, MonitorRun
@@ -200,7 +199,7 @@ def _kind_of(run: MonitorRun) -> str:
     return kind
 
 
-def _fault(record: Any, place: str) -> str:
+def _fault(record: Record | Fault, place: str) -> str:
     """What is wrong with a row; a file that is no table ends the reading."""
     if isinstance(record, Record):
         return f"not text: {record.undecodable}" if record.undecodable else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from zoneinfo import ZoneInfo
 
 from pydantic import BeforeValidator, field_validator, model_validator
@@ -21,7 +21,7 @@ _LENGTH = re.compile(r"(\d+(?:\.\d+)?)([smhdw])\Z")
 STDIN = "-"
 
 
-def seconds_of(value: Any) -> Any:
+def seconds_of(value: object) -> object:
     """`90s`, `15m`, `1h`, `1d`, `2w` as seconds; numbers are seconds."""
     if not isinstance(value, str):
         return value

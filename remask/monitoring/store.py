@@ -66,7 +66,7 @@ class Store:
         found = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return default if found is None else json.loads(found[0])
 
-    def set_fact(self, name: str, value: Any) -> None:
+    def set_fact(self, name: str, value: object) -> None:
         self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
     def count(self, name: str, more: int) -> None:

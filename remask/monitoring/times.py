@@ -12,7 +12,6 @@ import email.utils
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 from zoneinfo import ZoneInfo
 
 _NUMBER = re.compile(r"\d{9,20}(?:\.\d+)?\Z")
@@ -34,11 +33,11 @@ class Clock:
     zone: ZoneInfo
     format: str | None = None
 
-    def read(self, cell: Any) -> float:
+    def read(self, cell: object) -> float:
         moment, _ = self.read_with_zone(cell)
         return moment
 
-    def read_with_zone(self, cell: Any) -> tuple[float, bool]:
+    def read_with_zone(self, cell: object) -> tuple[float, bool]:
         """(seconds since 1970, whether the cell told its zone)."""
         if cell is None or (isinstance(cell, str) and not cell.strip()):
             raise BadTime("no time")
@@ -50,7 +49,7 @@ class Clock:
             raise BadTime(f"{cell!r} is outside the years {_FIRST_YEAR} to {_LAST_YEAR}")
         return moment, has_zone
 
-    def _datetime(self, cell: Any) -> datetime:
+    def _datetime(self, cell: object) -> datetime:
         if isinstance(cell, datetime):
             return cell
         if isinstance(cell, bool) or not isinstance(cell, str | int | float):

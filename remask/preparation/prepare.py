@@ -14,13 +14,13 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
 
 from remask import artifacts
-from remask.config import differences, dump
+from remask.config import Difference, differences, dump
 from remask.data.shards import ShardTask, first_pieces, forget, is_made, make_shard, read_facts, read_histogram
 from remask.data.tokens import SPLITS, STAGE
 from remask.documents import Documents, read_documents
@@ -36,6 +36,10 @@ from remask.tokenizer.bulk import Blocks, Newlines, agrees, plan_blocks
 from remask.tokenizer.words import check_segmenter
 from remask.workers import num_cores, run_tasks
 
+if TYPE_CHECKING:
+    from remask.tokenizer.training import CountTask
+
+ResultT = TypeVar("ResultT")
 CHECK_BYTES = 200_000  # of the user's text, on which gigatoken must agree before it is used at all
 SMALL_MEGABYTES = 4  # less is done sooner than processes start
 _IDENTITY, _VOCABULARY, _STAMPS, _REFUSED = "identity.json", "vocabulary.json", "stamps.json", "refused.json"
@@ -92,7 +96,7 @@ def _make(
     return artifact
 
 
-def _timed(seconds: dict[str, float], name: str, step: Any) -> Any:
+def _timed(seconds: dict[str, float], name: str, step: Callable[[], ResultT]) -> ResultT:
     start = time.monotonic()
     result = step()
     seconds[name] = round(time.monotonic() - start, 3)
@@ -189,7 +193,7 @@ def _names(key: str, allowed: str) -> bool:
     return key == allowed or key.startswith(f"{allowed}.")
 
 
-def _changes(changed: Sequence[tuple[str, Any, Any]]) -> str:
+def _changes(changed: Sequence[Difference]) -> str:
     words = [f"{key} = {json.dumps(old)}, not {json.dumps(new)}" for key, old, new in changed[:3]]
     return "; ".join(words) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
 
@@ -276,7 +280,7 @@ def _train(run: PrepareRun, documents: Documents, work: Path, progress: Progress
     return tokenizer
 
 
-def _megabytes(tasks: Sequence[Any]) -> float:
+def _megabytes(tasks: Sequence[ShardTask | CountTask]) -> float:
     return sum(task.blocks.num_bytes for task in tasks) / 1e6
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from remask.data.batches import evaluation_batches
 from remask.data.settings import DataSettings
 from remask.errors import Stopped
 from remask.objectives import held_out, sentence_accuracy
-from remask.schema import Batch
+from remask.schema import Batch, Json
 from remask.train.distributed import World
 from remask.train.job import Evaluation
 
@@ -59,7 +59,7 @@ class HeldOut:
             yield batch
 
 
-def _samples(model: Network, batch: Batch, tokenizer: Tokenizer, count: int = 3, reach: int = 12) -> list[Any]:
+def _samples(model: Network, batch: Batch, tokenizer: Tokenizer, count: int = 3, reach: int = 12) -> list[Json]:
     """What the model answers at the middle masked place of some held-out rows: the text around it with ___ for what is
     hidden, the hidden word, and the likeliest answers with their probability."""
     assert batch.masked_positions_M is not None

@@ -155,21 +155,21 @@ def _line(one: Series, index: int, to_x: Callable[[float], float], to_y: Callabl
 # -------------------------------------------------------------------------------------------------------- rows
 
 
-def bar_chart(bars: Sequence[Bar], *, label: str, highest: float | None = None) -> str:
-    """A row for each bar, over one axis from zero: a value of 1 % is 1 % of it. The lowest and highest run, where
-    there are several, are the ends of a thin line, each run a dot."""
+def bar_chart(bars: Sequence[Bar], *, label: str) -> str:
+    """A row for each bar, over one axis from zero to at least 1: a value of 1 % is 1 % of it. The lowest and highest
+    run, where there are several, are the ends of a thin line, each run a dot."""
     ends = [x for bar in bars for x in (bar.value, bar.high, bar.mark, *bar.samples) if x is not None]
     ends = [x for x in ends if math.isfinite(x)]
     if not ends:
         return NOTHING
-    marks = ticks(0.0, max(highest or 0.0, *ends) or 1.0, 4)
+    marks = ticks(0.0, max(1.0, *ends), 4)
     to_x = _scale(0.0, marks[-1], 0.0, 100.0)
     parts = []
     for bar in bars:
         text = bar.text or _number(bar.value)
         inside = f"<i class='bar' style='width:{max(0.0, to_x(bar.value)):.2f}%'></i>"
         if bar.low is not None and bar.high is not None and bar.high > bar.low:
-            inside += _span("dot-line", to_x(bar.low), to_x(bar.high))
+            inside += _span(to_x(bar.low), to_x(bar.high))
         inside += "".join(_dot("sample", to_x(value), _number(value)) for value in bar.samples)
         if bar.mark is not None:
             inside += _dot("dot-middle", to_x(bar.mark), _number(bar.mark))
@@ -190,7 +190,7 @@ def dot_chart(rows: Sequence[DotRow], *, label: str, rule: float | None = None) 
     for row in rows:
         dots = "".join(_dot("dot", to_x(x), _number(x)) for x in row.dots)
         middle = f"<i class='dot-middle' style='left:{to_x(row.middle):.2f}%'></i>"
-        inside = f"{across}{_span('dot-line', to_x(row.low), to_x(row.high))}{dots}{middle}"
+        inside = f"{across}{_span(to_x(row.low), to_x(row.high))}{dots}{middle}"
         parts.append(_row(row.name, inside, row.value, badge=row.badge, kind=" quiet" if row.is_quiet else ""))
     return _rows(parts, marks, to_x, label)
 
@@ -226,8 +226,8 @@ def _dot(kind: str, left: float, title: str) -> str:
     return f"<i class='{kind}' style='left:{left:.2f}%' title='{as_html(title)}'></i>"
 
 
-def _span(kind: str, left: float, right: float) -> str:
-    return f"<i class='{kind}' style='left:{left:.2f}%;width:{max(0.0, right - left):.2f}%'></i>"
+def _span(left: float, right: float) -> str:
+    return f"<i class='dot-line' style='left:{left:.2f}%;width:{max(0.0, right - left):.2f}%'></i>"
 
 
 # -------------------------------------------------------------------------------------------------- two dimensions

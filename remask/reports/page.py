@@ -11,7 +11,6 @@ import hashlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from remask.artifacts import PAGE_MARK
 from remask.reports.charts import candidate_bars
@@ -110,7 +109,7 @@ class Page:
         table = f"<table class='sortable'><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         self._parts.append(f"<div class='wide'>{table}</div>")
 
-    def table(self, headers: Sequence[str], rows: Sequence[Sequence[Any]], folded: str = "") -> None:
+    def table(self, headers: Sequence[str], rows: Sequence[Sequence[object]], folded: str = "") -> None:
         """Numbers are set right; everything else is text. `folded`: only this line shows until it is opened."""
         numeric = [bool(rows) and all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(headers))]
         css = [" class='number'" if right else "" for right in numeric]
@@ -161,7 +160,7 @@ def _folded(html: str, summary: str) -> str:
     return f"<details><summary>{as_html(summary)}</summary>{html}</details>" if summary else html
 
 
-def _wide(value: Any) -> str:
+def _wide(value: object) -> str:
     """Words in a table on a phone would otherwise stand one below the other."""
     return " class='words'" if isinstance(value, str) and len(value) > _MANY_LETTERS else ""
 
@@ -171,7 +170,7 @@ def _right(column: int) -> str:
     return " class='number'" if column else ""
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

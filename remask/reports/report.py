@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from remask.config import differences
+from remask.config import differences, value_at
 from remask.reports.charts import Bar, Rule, Series, bar_chart, line_chart
 from remask.reports.page import Fill, Page, Tile
 from remask.reports.runs import RunFolder
@@ -54,7 +53,7 @@ def comparison_report(runs: Sequence[RunFolder], word_bits: Sequence[float | Non
     page.heading("What differs")
     changed = dict.fromkeys(key for run in runs[1:] for key, _, _ in differences(runs[0].config, run.config))
     if changed:
-        rows = [[key, *(json.dumps(_dig(run.config, key)) for run in runs)] for key in changed]
+        rows = [[key, *(json.dumps(value_at(run.config, key)) for run in runs)] for key in changed]
         page.table(["setting", *names], rows)
     else:
         page.text("The runs have the same settings.")
@@ -229,11 +228,11 @@ def _samples(page: Page, run: RunFolder) -> None:
         page.table(["step", "hidden word", "answers"], rows, folded="answers along the way")
 
 
-def fill_of(sample: Values, name: str = "") -> Fill:
+def fill_of(sample: Values) -> Fill:
     """A sentence of a log or of a result; ___ or <mask> stands for the hidden word."""
     left, _, right = sample["text"].partition("___" if "___" in sample["text"] else "<mask>")
     answers = [(answer["word"], answer["score"]) for answer in sample["answers"][:SHOWN_ANSWERS]]
-    return Fill(left, sample["hidden"], right, {name: answers})
+    return Fill(left, sample["hidden"], right, {"": answers})
 
 
 def _task(page: Page, task: Values) -> None:
@@ -245,7 +244,7 @@ def _task(page: Page, task: Values) -> None:
     ]
     bars.append(Bar("largest class", task["majority"], is_quiet=True))
     page.figure(
-        bar_chart(bars, label="accuracy", highest=1.0),
+        bar_chart(bars, label="accuracy"),
         f"Test accuracy, median of {len(task['pretrained']['seeds'])} seeds; the line spans all seeds. Same network, "
         "same data, same recipe; only the starting weights differ.",
     )
@@ -269,12 +268,6 @@ def short_names(runs: Sequence[RunFolder]) -> list[str]:
         if len(set(names)) == len(names):
             return names
     return [str(index) for index in range(len(runs))]
-
-
-def _dig(config: Any, key: str) -> Any:
-    for part in key.split("."):
-        config = config.get(part) if isinstance(config, Mapping) else None
-    return config
 
 
 def _value(value: float | None) -> str:

@@ -143,7 +143,7 @@ def _classes(page: Page, heading: str, table: Values) -> None:
         for name, row in classes[:MAX_BARS]
     ]
     which = f"the {MAX_BARS} lowest of {len(classes)} classes" if len(classes) > MAX_BARS else "lowest first"
-    page.figure(bar_chart(bars, label="F1 by class", highest=1.0), f"F1 of each class and its examples, {which}.")
+    page.figure(bar_chart(bars, label="F1 by class"), f"F1 of each class and its examples, {which}.")
     rows = [*table["classes"].items(), *table["averages"].items()]
     page.table(
         ["class", "precision", "recall", "F1", "support"],
@@ -180,7 +180,7 @@ def _calibration(page: Page, calibration: Values) -> None:
     ]
     error = calibration["expected_calibration_error"]
     page.figure(
-        bar_chart(bars, label="share right by confidence", highest=1.0),
+        bar_chart(bars, label="share right by confidence"),
         "The bar is the share that is right, the upright mark how sure the model was: a bar that falls short of its "
         f"mark was too sure. Mean distance {error:.3f}.",
     )

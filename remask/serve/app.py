@@ -9,7 +9,8 @@ Not here: limits that hold before parsing (guard), queue and engine (supervisor)
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -22,8 +23,8 @@ import remask
 from remask.schema import Json
 from remask.serve.api_page import api_page
 from remask.serve.catalog import Entry, split_id
-from remask.serve.client_paths import PATHS, add_client_paths
-from remask.serve.guard import Guard, RefusedError, error_body, is_guarded
+from remask.serve.client_paths import PATHS, add_client_paths, error_response, handler
+from remask.serve.guard import Guard, RefusedError, is_guarded
 from remask.serve.metrics import CONTENT_TYPE, Metrics
 from remask.serve.queue import Job, OverloadedError, TooMuchError
 from remask.serve.request_log import KEY
@@ -228,14 +229,7 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def error_response(
-    status: int, code: str, message: str, field: str | None = None, retry_after: int | None = None
-) -> Response:
-    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
-    return Response(error_body(code, message, field), status, headers, media_type="application/json")
-
-
-def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | None) -> Any:
+def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | None) -> Guard:
     """The whole ASGI app."""
     app = FastAPI(
         title="remask",
@@ -253,7 +247,7 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
         responses = {200: answered, **ERRORS}
         path = f"/v1/{task}"
         app.post(path, summary=line, responses=responses, response_class=Response, operation_id=task.replace("-", "_"))(
-            _handler(service, task, kind)
+            handler(service, task, partial(service.answer, task), kind)
         )
     add_client_paths(app, service, ERRORS)
     _add_state(app, service)
@@ -271,15 +265,6 @@ def build_app(service: Service, *, token: str | None, hosts: frozenset[str] | No
         refuse_early=service.refuse_early,
         is_draining=lambda: service.draining,
     )
-
-
-def _handler(service: Service, task: str, kind: type[Asked]) -> Callable[..., Awaitable[Response]]:
-    async def handler(body: Asked, request: Request) -> Response:
-        began = time.perf_counter()
-        return service.counted(task, began, await service.answer(task, body, request))
-
-    handler.__annotations__["body"] = kind  # what FastAPI reads
-    return handler
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

@@ -9,7 +9,7 @@ cannot be met is refused. Errors are remask's own: both clients go by the status
 import base64
 import time
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import orjson
@@ -19,7 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from remask.schema import Json
 from remask.serve.guard import error_body
-from remask.serve.schemas import MAX_INPUTS, Classify, Embed, Pairs, Rank, Text, Texts, Word
+from remask.serve.schemas import MAX_INPUTS, Classify, Embed, Pairs, Rank, Text, TextPair, Texts, Word
+
+if TYPE_CHECKING:
+    from remask.serve.app import Service
 
 ModelId = Annotated[str, Field(min_length=1, max_length=120, description="an id of /v1/models")]
 PATHS = ("embed", "rerank", "predict")  # beside the page's own files
@@ -110,12 +113,19 @@ class RerankedOut(BaseModel):
     text: str = Field("", description="only where `return_text` is asked for")
 
 
-def _json(value: Any) -> Response:
+def _json(value: object) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
+def error_response(
+    status: int, code: str, message: str, field: str | None = None, retry_after: int | None = None
+) -> Response:
+    headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
+    return Response(error_body(code, message, field), status, headers, media_type="application/json")
+
+
 def _refused(message: str, field: str) -> Response:
-    return Response(error_body("invalid", message, field), 422, media_type="application/json")
+    return error_response(422, "invalid", message, field)
 
 
 def _shortened(vector: list[float], dimensions: int | None) -> list[float]:
@@ -126,26 +136,26 @@ def _shortened(vector: list[float], dimensions: int | None) -> list[float]:
 
 
 class ClientPaths:
-    """What each path does; `service` is the app's Service."""
+    """What each path does."""
 
-    def __init__(self, service: Any) -> None:
+    def __init__(self, service: "Service") -> None:
         self._service = service
 
     async def embeddings(self, body: EmbeddingsIn, request: Request) -> Response:
-        said = await self._service.ask("embed", CountedEmbed(model=body.model, inputs=body.input), request)
-        if isinstance(said, Response):
-            return said
-        name, parts = said
-        found = [orjson.loads(part) for part in parts]
-        if body.dimensions is not None and body.dimensions > len(found[0]["vector"]):
-            return _refused(f"dimensions: {name} has vectors of {len(found[0]['vector'])} numbers", "dimensions")
+        answered = await self._service.ask("embed", CountedEmbed(model=body.model, inputs=body.input), request)
+        if isinstance(answered, Response):
+            return answered
+        name, parts = answered
+        vectors = [orjson.loads(part) for part in parts]
+        if body.dimensions is not None and body.dimensions > len(vectors[0]["vector"]):
+            return _refused(f"dimensions: {name} has vectors of {len(vectors[0]['vector'])} numbers", "dimensions")
         data = []
-        for index, one in enumerate(found):
-            vector: Any = _shortened(one["vector"], body.dimensions)
+        for index, counted in enumerate(vectors):
+            vector: list[float] | str = _shortened(counted["vector"], body.dimensions)
             if body.encoding_format == "base64":
                 vector = base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()
             data.append({"object": "embedding", "index": index, "embedding": vector})
-        tokens = sum(one["tokens"] for one in found)
+        tokens = sum(counted["tokens"] for counted in vectors)
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
         return _json({"object": "list", "data": data, "model": name, "usage": usage})
 
@@ -154,32 +164,32 @@ class ClientPaths:
             model=body.model, inputs=body.inputs, normalize=body.normalize is not False, prompt=body.prompt_name,
             long_texts="cut" if body.truncate else "error",
         )  # fmt: skip
-        said = await self._service.ask("embed", asked, request)
-        if isinstance(said, Response):
-            return said
-        vectors = [_shortened(orjson.loads(part), body.dimensions) for part in said[1]]
+        answered = await self._service.ask("embed", asked, request)
+        if isinstance(answered, Response):
+            return answered
+        vectors = [_shortened(orjson.loads(part), body.dimensions) for part in answered[1]]
         if body.dimensions is not None and body.dimensions > len(vectors[0]):
-            return _refused(f"dimensions: {said[0]} has vectors of {len(vectors[0])} numbers", "dimensions")
+            return _refused(f"dimensions: {answered[0]} has vectors of {len(vectors[0])} numbers", "dimensions")
         return _json(vectors)
 
     async def rerank(self, body: RerankIn, request: Request) -> Response:
         """By a model that scores pairs where there is one, else by the closeness of vectors."""
-        cut: Any = "cut" if body.truncate else "error"
+        cut = "cut" if body.truncate else "error"
         name = body.model or self._scorer()
         if name is not None and self._service.engine.facts.get(name, {}).get("kind") == "regress":
-            pairs: Any = [[body.query, text] for text in body.texts]
-            said = await self._service.ask("pairs", Pairs(model=name, inputs=pairs, long_texts=cut), request)
-            if isinstance(said, Response):
-                return said
-            scores = [orjson.loads(part)["score"] for part in said[1]]
+            pairs: list[TextPair | list[str]] = [[body.query, text] for text in body.texts]
+            answered = await self._service.ask("pairs", Pairs(model=name, inputs=pairs, long_texts=cut), request)
+            if isinstance(answered, Response):
+                return answered
+            scores = [orjson.loads(part)["score"] for part in answered[1]]
         else:
             asked = Rank.model_validate(
                 {"model": name, "inputs": {"query": body.query, "texts": body.texts}, "long_texts": cut}
             )
-            said = await self._service.ask("rank", asked, request)
-            if isinstance(said, Response):
-                return said
-            ranked = {one["index"]: one["score"] for one in orjson.loads(said[1][0])}
+            answered = await self._service.ask("rank", asked, request)
+            if isinstance(answered, Response):
+                return answered
+            ranked = {text["index"]: text["score"] for text in orjson.loads(answered[1][0])}
             scores = [ranked[index] for index in range(len(body.texts))]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         texts = ({"text": body.texts[index]} if body.return_text else {} for index in order)
@@ -195,27 +205,28 @@ class ClientPaths:
     async def predict(self, body: PredictIn, request: Request) -> Response:
         inputs = body.inputs
         if isinstance(inputs, list):
-            texts = [isinstance(one, str) for one in inputs]
-            if any(texts) and not (all(texts) and len(texts) == 2):
+            are_texts = [isinstance(item, str) for item in inputs]
+            if any(are_texts) and not (all(are_texts) and len(are_texts) == 2):
                 return _refused("inputs: send a text, a pair [a, b], or a list of [text] and [a, b]", "inputs")
         several = isinstance(inputs, list) and not isinstance(inputs[0], str)
-        items: list[Any] = list(inputs) if several else [inputs]
-        plain: list[Any] = [one[0] if isinstance(one, list) and len(one) == 1 else one for one in items]
-        if len({isinstance(one, str) for one in plain}) > 1:
+        items = inputs if isinstance(inputs, list) and several else [inputs]
+        plain = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in items]
+        texts = [item for item in plain if isinstance(item, str)]
+        if texts and len(texts) < len(plain):
             return _refused("inputs: texts and pairs cannot be mixed in one request", "inputs")
-        cut: Any = "cut" if body.truncate else "model"
-        if isinstance(plain[0], str):
-            said = await self._service.ask(
-                "classify", Classify(model=body.model, inputs=plain, long_texts=cut), request
-            )
+        cut = "cut" if body.truncate else "model"
+        if texts:
+            asked = Classify(model=body.model, inputs=texts, long_texts=cut)
+            answered = await self._service.ask("classify", asked, request)
         else:
-            said = await self._service.ask("pairs", Pairs(model=body.model, inputs=plain, long_texts=cut), request)
-        if isinstance(said, Response):
-            return said
+            pairs: list[TextPair | list[str]] = [list(map(str, item)) for item in plain]
+            answered = await self._service.ask("pairs", Pairs(model=body.model, inputs=pairs, long_texts=cut), request)
+        if isinstance(answered, Response):
+            return answered
         top = (body.parameters or {}).get("top_k")
-        found = [_labels(orjson.loads(part), top) for part in said[1]]
+        labels = [_labels(orjson.loads(part), top) for part in answered[1]]
         # Hugging Face's client, known by its `parameters`, wants a list around the answer to one text as well.
-        return _json(found if several or body.parameters is not None else found[0])
+        return _json(labels if several or body.parameters is not None else labels[0])
 
     async def anything(self, body: AnyIn, request: Request) -> Response:
         """The first model decides: a classifier's labels, or vectors."""
@@ -223,28 +234,28 @@ class ClientPaths:
         if "classify" in self._service.engine.facts[first]["tasks"]:
             asked = PredictIn(inputs=body.inputs, truncate=body.truncate, parameters=body.parameters or {})
             return await self.predict(asked, request)
-        inputs: Any = body.inputs
-        if not isinstance(inputs, str) and not all(isinstance(one, str) for one in inputs):
-            return _refused("inputs: send a text or a list of texts", "inputs")
+        inputs = body.inputs
+        if not isinstance(inputs, str):
+            texts = [item for item in inputs if isinstance(item, str)]
+            if len(texts) < len(inputs):
+                return _refused("inputs: send a text or a list of texts", "inputs")
+            inputs = texts
         wanted = EmbedIn(inputs=inputs, normalize=body.normalize, truncate=body.truncate, prompt_name=body.prompt_name)
         return await self.embed(wanted, request)
 
 
-def _labels(said: Json, top: Any) -> list[Json]:
-    if said["label"] is None:  # a regression
-        return [{"label": "score", "score": said["score"]}]
-    found = sorted(({"label": name, "score": score} for name, score in said["scores"].items()), key=_by_score)
-    return found[:top] if isinstance(top, int) and top > 0 else found
+def _labels(answer: Json, top: object) -> list[Json]:
+    if answer["label"] is None:  # a regression
+        return [{"label": "score", "score": answer["score"]}]
+    best_first = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
+    labels = [{"label": name, "score": score} for name, score in best_first]
+    return labels[:top] if isinstance(top, int) and top > 0 else labels
 
 
-def _by_score(one: Json) -> float:
-    return -one["score"]
-
-
-def add_client_paths(app: FastAPI, service: Any, errors: dict[int | str, Json]) -> None:
+def add_client_paths(app: FastAPI, service: "Service", errors: dict[int | str, Json]) -> None:
     """The paths above, each in the server's counters under its own name."""
     paths = ClientPaths(service)
-    table: tuple[tuple[str, Callable[..., Awaitable[Response]], type[BaseModel], Any, str], ...] = (
+    table: tuple[tuple[str, Callable[..., Awaitable[Response]], type[BaseModel], object, str], ...] = (
         ("/v1/embeddings", paths.embeddings, EmbeddingsIn, EmbeddingsOut, "Vectors, as OpenAI's client asks for them."),
         ("/embed", paths.embed, EmbedIn, list[list[float]], "Vectors, as text-embeddings-inference gives them."),
         ("/rerank", paths.rerank, RerankIn, list[RerankedOut], "Texts by how well they fit a query, best first."),
@@ -256,15 +267,17 @@ def add_client_paths(app: FastAPI, service: Any, errors: dict[int | str, Json]) 
         app.post(
             path, summary=line, responses={200: {"model": out}, **errors}, response_class=Response,
             operation_id=f"client_{name}", include_in_schema=path != "/",
-        )(_handler(service, name, answer, kind))  # fmt: skip
+        )(handler(service, name, answer, kind))  # fmt: skip
 
 
-def _handler(
-    service: Any, name: str, answer: Callable[..., Awaitable[Response]], kind: type[BaseModel]
+def handler(
+    service: "Service", name: str, answer: Callable[..., Awaitable[Response]], kind: type[BaseModel]
 ) -> Callable[..., Awaitable[Response]]:
-    async def handler(body: BaseModel, request: Request) -> Response:
+    """What FastAPI calls for a path whose body is of this kind; counted under its name."""
+
+    async def handle(body: BaseModel, request: Request) -> Response:
         began = time.perf_counter()
         return service.counted(name, began, await answer(body, request))
 
-    handler.__annotations__["body"] = kind  # what FastAPI reads
-    return handler
+    handle.__annotations__["body"] = kind  # what FastAPI reads
+    return handle

@@ -20,6 +20,7 @@ from remask.serve.settings import ServeSettings
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]  # what ASGI says that an app is
 
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -60,7 +61,7 @@ class Guard:
 
     def __init__(
         self,
-        app: Any,
+        app: App,
         *,
         settings: ServeSettings,
         token: str | None,
@@ -192,7 +193,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return again
 
 
-def patient_protocol(settings: ServeSettings) -> Any:
+def patient_protocol(settings: ServeSettings) -> type[asyncio.Protocol]:
     """uvicorn's HTTP protocol, but a head must come in time and be of some size, and connections are counted."""
     from uvicorn.protocols.http import auto
 
@@ -202,7 +203,7 @@ def patient_protocol(settings: ServeSettings) -> Any:
         _timer: asyncio.TimerHandle | None = None
         _head_bytes = 0
 
-        def connection_made(self, transport: Any) -> None:
+        def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
             if len(self.connections) > settings.max_connections:
                 transport.abort()

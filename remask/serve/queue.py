@@ -10,12 +10,13 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from asyncio import Future
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from remask.schema import Json
+from remask.serve.schemas import Input
 from remask.serve.settings import ServeSettings
 
 _SPECIAL_TOKENS = 4  # around the texts of a row
@@ -42,10 +43,10 @@ class Job:
 
     model: str
     task: str
-    inputs: list[Any]
+    inputs: list[Input]
     options: Json
     max_length: int
-    done: Any  # an asyncio future of list[bytes]
+    done: Future[list[bytes]]
     path: Path | None = None  # of a training step
     parts: list[bytes | None] = field(default_factory=list)
     tokens: float = 0.0
@@ -67,7 +68,7 @@ class Piece:
     arrived: float
 
     @property
-    def inputs(self) -> list[Any]:
+    def inputs(self) -> list[Input]:
         return self.job.inputs[self.first : self.first + self.count]
 
     @property
@@ -78,7 +79,7 @@ class Piece:
         return sum(sizes) if plain else 0
 
 
-def characters(task: str, item: Any) -> list[int]:
+def characters(task: str, item: Input) -> list[int]:
     """Characters of each row that an input becomes."""
     if task == "choose":
         text, options, question = item
@@ -104,7 +105,7 @@ class Queue:
 
     # --------------------------------------------------------------------------------------------- estimates
 
-    def estimate(self, task: str, item: Any, max_length: int) -> float:
+    def estimate(self, task: str, item: Input, max_length: int) -> float:
         """Tokens that an input costs. Tags and answers read long texts in windows, the others up to the length."""
         total = 0.0
         for count in characters(task, item):
@@ -214,11 +215,11 @@ class Queue:
 
 def _cut(costs: Sequence[float], budget: float) -> list[tuple[int, int, float]]:
     """(first, count, tokens) of runs of inputs that fill a batch each."""
-    found = []
+    runs = []
     first, size = 0, 0.0
     for i, cost in enumerate(costs):
         if i > first and size + cost > budget:
-            found.append((first, i - first, size))
+            runs.append((first, i - first, size))
             first, size = i, 0.0
         size += cost
-    return [*found, (first, len(costs) - first, size)]
+    return [*runs, (first, len(costs) - first, size)]

@@ -12,14 +12,14 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import orjson
 
 from remask.errors import OutputError
 from remask.schema import Json
-from remask.serve.guard import Message, Receive, Send
+from remask.serve.guard import App, Message, Receive, Send
 
 KEY = "remask.log"  # of the ASGI scope: what the app adds to a request's line
 _SOUND_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}\Z")
@@ -44,7 +44,7 @@ class RequestLog:
 
     def __init__(
         self,
-        app: Callable[[Message, Receive, Send], Awaitable[None]],
+        app: App,
         file: BinaryIO,
         say: Callable[[str], None],
         *,

@@ -31,7 +31,11 @@ TaskLongTexts = Annotated[
 ]
 
 
-def _whole(value: Any) -> Any:
+# One input as the engine gets it: a text, or its parts: two texts, a query and its texts, a text and its options.
+Input = str | tuple[str | list[str], ...]
+
+
+def _whole(value: object) -> object:
     """JSON has one kind of number: 5.0 is the integer 5."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -77,7 +81,7 @@ class Asked(Strict):
         None
     )
 
-    def items(self) -> list[Any]:
+    def items(self) -> list[Input]:
         """The inputs as a list, whether one or several were sent."""
         inputs = self.model_dump(include={"inputs"})["inputs"]
         return [_plain(item) for item in (inputs if isinstance(inputs, list) else [inputs])]
@@ -86,8 +90,10 @@ class Asked(Strict):
         return self.model_dump(exclude={"model", "inputs"})
 
 
-def _plain(item: Any) -> Any:
-    return tuple(item.values()) if isinstance(item, dict) else item
+def _plain(item: str | list[str] | dict[str, str | list[str]]) -> Input:
+    if isinstance(item, str):
+        return item
+    return tuple(item.values()) if isinstance(item, dict) else tuple(item)
 
 
 class FillMask(Asked):
@@ -106,9 +112,6 @@ class Prompt(Asked):
     calibrate: bool = Field(True, description="score words against what they score around an empty text")
     long_texts: LongTexts = "error"
 
-    def items(self) -> list[Any]:
-        return [tuple(item) if isinstance(item, list) else item for item in super().items()]
-
 
 class Classify(Asked):
     inputs: Texts
@@ -120,13 +123,10 @@ class _Pairs(Asked):
 
     one_input = _PAIR
 
-    def items(self) -> list[Any]:
+    def items(self) -> list[Input]:
         inputs = self.model_dump(include={"inputs"})["inputs"]
-        if isinstance(inputs, list) and not isinstance(inputs[0], str):
-            several = inputs
-        else:
-            several = [inputs]
-        return [tuple(item.values()) if isinstance(item, dict) else tuple(item) for item in several]
+        several = isinstance(inputs, list) and not isinstance(inputs[0], str)
+        return [_plain(item) for item in (inputs if several else [inputs])]
 
 
 class Pairs(_Pairs):
@@ -180,10 +180,6 @@ class Encode(Asked):
     attentions: bool = False
     marked: bool = False
     long_texts: LongTexts = "error"
-
-    def items(self) -> list[Any]:
-        found = super().items()
-        return [tuple(item) if isinstance(item, list) else item for item in found]
 
 
 class Tokenize(Asked):

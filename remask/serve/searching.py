@@ -7,10 +7,10 @@ anything is found (finding/index).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import orjson
 
@@ -20,6 +20,14 @@ from remask.finding.encode import QUERY, prompt_name
 from remask.finding.index import STAGE, Hit, Index, Seeker, open_index
 from remask.finding.map import place_of
 from remask.schema import Json
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from remask.answer.model import Model
+    from remask.answer.questions import Question
+
+_SEARCH_S = 5.0  # one query over a large index on a slow disk
 
 
 def opened(path: Path) -> Index | None:
@@ -46,26 +54,34 @@ def facts(index: Index) -> dict[str, int]:
     return {"passages": len(index), "documents": int(index.artifact.counts["documents"])}
 
 
-def ask(index: Index | None, model: Any, inputs: Sequence[str], options: Json) -> list[Any]:
-    """The question of a piece: its queries' vectors."""
+def ask(
+    index: Index | None, model: Model, inputs: Sequence[str], options: Json, expect: Callable[[float], None]
+) -> Question[list[bytes]]:
+    """The question of a piece: its queries' vectors, answered with the JSON of what each query finds. `expect` hears
+    how many seconds the search may take."""
     if index is None:
         raise DataError("this model is no index; GET /v1/models lists those that can search")
     prompt = prompt_name(model.prompts, index.run.query_prompt, QUERY, model.folder)
-    return [model.questions.embed(list(inputs), prompt=prompt, long_texts="cut")]
+
+    def answer(vectors: np.ndarray) -> list[bytes]:
+        expect(_SEARCH_S * len(inputs))
+        return _written(index, model, inputs, options, vectors)
+
+    return model.questions.embed(list(inputs), prompt=prompt, long_texts="cut").then(answer)
 
 
-def written(index: Index, model: Any, inputs: Sequence[str], options: Json, said: list[Any]) -> list[bytes]:
+def _written(index: Index, model: Model, inputs: Sequence[str], options: Json, vectors: np.ndarray) -> list[bytes]:
     """What each query finds, as JSON."""
-    seeker, vectors, top = Seeker(index, model, None), said[0], options["top_k"]
+    seeker, top = Seeker(index, model, None), options["top_k"]
     ways: Json = {"hits": options["by"]} | ({"vectors": "vectors", "words": "words"} if options["lists"] else {})
-    found = {name: seeker.found(inputs, vectors, by, top) for name, by in ways.items()}
+    rankings = {name: seeker.found(inputs, vectors, by, top) for name, by in ways.items()}
     answers = []
     on_map = options["point"]
     for number, vector in enumerate(vectors):
-        one: Json = {name: [_shown(index, hit, on_map) for hit in hits[number]] for name, hits in found.items()}
+        lists: Json = {name: [_shown(index, hit, on_map) for hit in hits[number]] for name, hits in rankings.items()}
         if on_map:
-            one["point"] = place_of(index, vector)
-        answers.append(orjson.dumps(one))
+            lists["point"] = place_of(index, vector)
+        answers.append(orjson.dumps(lists))
     return answers
 
 

@@ -86,7 +86,6 @@ def serve(
     precision: str,
     int8: Int8Settings,
     device: str,
-    choose_precision: Callable[[str, str], str],
     on_ready: Callable[[str, list[Json]], None],
     say: Callable[[str], None],
     request_log: str | None = None,
@@ -98,7 +97,7 @@ def serve(
     metrics = Metrics()
     models = {entry.id: entry.folder for entry in entries}
     assignment = worker.Assignment(models, precision, device, settings, os.getpid(), int8)
-    engine = Supervisor(assignment, choose_precision, metrics, say)
+    engine = Supervisor(assignment, metrics, say)
     service = Service(engine, entries, metrics)
     with contextlib.closing(bind(address)) as sock, opened(request_log) as log:
         host, port = sock.getsockname()[:2]

@@ -14,9 +14,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from ctypes import c_double
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
 from remask import signals
 from remask.errors import GaveUpError, Stopped
@@ -42,11 +44,6 @@ class EngineError(Exception):
         self.code = code
 
 
-def _as_before(precision: str, device: str) -> str:
-    """A second engine computes as the first did; trying formats out again would only take time."""
-    return precision
-
-
 @dataclass(eq=False)
 class _Group:
     pieces: list[Piece]
@@ -58,10 +55,12 @@ class _Group:
 class _Child:
     """One process and what it has in hand."""
 
-    process: Any
+    process: BaseProcess
     link: Connection
-    deadline: Any
-    outbox: queue.SimpleQueue[Any] = field(default_factory=queue.SimpleQueue)
+    deadline: c_double
+    outbox: queue.SimpleQueue[tuple[int, list[tuple[worker.Work, Path | None]]] | None] = field(
+        default_factory=queue.SimpleQueue
+    )
     groups: dict[int, _Group] = field(default_factory=dict)
     ready: bool = False
     failure: Exception | None = None
@@ -72,22 +71,16 @@ class _Child:
 
 
 class Supervisor:
-    """See above. `choose_precision(asked, device)` runs in the engine's process and must be picklable."""
+    """See above."""
 
-    def __init__(
-        self,
-        assignment: worker.Assignment,
-        choose_precision: Callable[[str, str], str],
-        metrics: Metrics,
-        say: Callable[[str], None],
-    ) -> None:
+    def __init__(self, assignment: worker.Assignment, metrics: Metrics, say: Callable[[str], None]) -> None:
         self.settings: ServeSettings = assignment.settings
         self.queue = Queue(assignment.settings)
         self.facts: dict[str, Json] = {}
         self.restarts = 0
-        self._assignment, self._choose, self._metrics, self._say = assignment, choose_precision, metrics, say
+        self._assignment, self._metrics, self._say = assignment, metrics, say
         self._child: _Child | None = None
-        self._retired: list[Any] = []
+        self._retired: list[BaseProcess] = []
         self._failures = 0  # starts in a row that answered nothing
         self._group_number = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -137,7 +130,7 @@ class Supervisor:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
         deadline = context.Value("d", time.monotonic() + worker.LOADING_S, lock=False)
-        words = (theirs, deadline, self._assignment, self._choose)
+        words = (theirs, deadline, self._assignment)
         process = context.Process(target=worker.run, args=words, name="remask-engine", daemon=True)
         process.start()
         theirs.close()
@@ -250,54 +243,44 @@ class Supervisor:
             self._metrics.add("inputs_total", piece.count)
         child.outbox.put((self._group_number, work))
 
-    def _received(self, child: _Child, message: tuple[Any, ...]) -> None:
-        kind, *rest = message
-        if kind == "failed":
-            error, text = rest
-            child.failure = error(text)
+    def _received(self, child: _Child, message: worker.Message) -> None:
+        if isinstance(message, worker.Failed):
+            child.failure = message.error(message.message)
         elif child is not self._child:
             return
-        elif kind == "ready":
-            self.facts, rate, notes = rest
-            for note in notes:
+        elif isinstance(message, worker.Ready):
+            self.facts = message.facts
+            for note in message.notes:
                 self._say(note)
-            self.queue.tokens_per_second = rate
-            precision = next(iter(self.facts.values()))["precision"]
-            self._assignment, self._choose = replace(self._assignment, precision=precision), _as_before
+            self.queue.tokens_per_second = message.rate
+            chosen = next(iter(self.facts.values()))["precision"]
+            self._assignment = replace(self._assignment, chosen=chosen)
             child.ready = True
             self._pump()
-        elif kind == "token":
-            number, place, text = rest
-            job = child.groups[number].pieces[place].job
+        elif isinstance(message, worker.NewText):
+            job = child.groups[message.group].pieces[message.number].job
             if job.on_text is not None and not job.left:
-                job.on_text(text)
+                job.on_text(message.text)
         else:
-            self._done(child, *rest)
+            self._done(child, message)
 
-    def _done(
-        self,
-        child: _Child,
-        number: int,
-        answers: dict[int, Any],
-        tokens: int,
-        seconds: float,
-        counts: tuple[int, int, int],
-    ) -> None:
-        group = child.groups.pop(number)
+    def _done(self, child: _Child, done: worker.Done) -> None:
+        group = child.groups.pop(done.group)
         self._failures = 0
         self.queue.finished(group.pieces)
         sizes = [piece.characters for piece in group.pieces]
-        self.queue.learn(sum(sizes) if all(sizes) else 0, tokens, seconds)
-        self._metrics.engine(counts)
+        self.queue.learn(sum(sizes) if all(sizes) else 0, done.tokens, done.seconds)
+        self._metrics.engine(done.counts)
         for place, piece in enumerate(group.pieces):
-            job, answer = piece.job, answers[place]
+            job, answer = piece.job, done.answers[place]
             if isinstance(answer, tuple):
                 self._fail(job, EngineError(*answer))
                 continue
             job.parts[piece.first : piece.first + piece.count] = answer
-            if all(part is not None for part in job.parts) and not job.left:
+            parts = [part for part in job.parts if part is not None]
+            if len(parts) == len(job.parts) and not job.left:
                 self.queue.leave(job)
-                job.done.set_result(job.parts)
+                job.done.set_result(parts)
         self._pump()
 
     def _fail(self, job: Job, error: EngineError) -> None:

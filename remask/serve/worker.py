@@ -13,11 +13,13 @@ import time
 import traceback
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from ctypes import c_double
 from dataclasses import dataclass
+from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import orjson
@@ -28,18 +30,27 @@ from remask.answer.settings import Int8Settings, shown_int8
 from remask.errors import DataError, RemaskError, is_out_of_memory
 from remask.schema import Json
 from remask.serve import searching
+from remask.serve.schemas import Input
 from remask.serve.settings import ServeSettings
 from remask.workers import die_with_parent
+
+if TYPE_CHECKING:
+    from remask.answer.model import Model
+    from remask.answer.questions import Question
+    from remask.finding.index import Index
+    from remask.precision import Format
+    from remask.tasks.records import Encoded, Written
 
 LOADING_S = 600.0  # reading a large model from a slow disk is no stall
 _IDLE_S = 0.5
 _CHARACTERS_PER_S = 40_000  # in Python and the tokenizer, on a slow machine that is busy
 _MAX_CANDIDATES = 5_000  # for the masks of one text, and of a piece: each comes with the whole text again
-_SEARCH_S = 5.0  # one query over a large index on a slow disk
 _MAX_NUMBERS = 4_000_000  # of hidden states in one piece
 
 ErrorFacts = tuple[str, str]  # code and message
-Work = tuple[int, str, str, list[Any], Json]  # number, model (ID or ID@STEP), task, inputs, options
+Counts = tuple[int, int, int]  # tokens, tokens with padding, batches
+Answered = list[bytes] | ErrorFacts  # the JSON of every input of a piece, or why there is none
+Work = tuple[int, str, str, list[Input], Json]  # number, model (ID or ID@STEP), task, inputs, options
 
 
 @dataclass(frozen=True)
@@ -52,12 +63,53 @@ class Assignment:
     settings: ServeSettings
     parent: int
     int8: Int8Settings
+    chosen: Format | None = None  # what an engine before this one took: trying formats out again would only take time
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The models could not be opened."""
+
+    error: type[RemaskError]
+    message: str
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What there is, and tokens a second."""
+
+    facts: dict[str, Json]
+    rate: float
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class NewText:
+    """What is new of a text that is streamed: of which group, and which piece of it."""
+
+    group: int
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """A group with its answers, and what it took; `counts` are of all models since the start."""
+
+    group: int
+    answers: dict[int, Answered]
+    tokens: int
+    seconds: float
+    counts: Counts
+
+
+Message = Failed | Ready | NewText | Done
 
 
 class Life:
     """The deadline in shared memory by which this process will have moved on."""
 
-    def __init__(self, deadline: Any, stall_s: float) -> None:
+    def __init__(self, deadline: c_double, stall_s: float) -> None:
         self._deadline, self._stall_s = deadline, stall_s
 
     def beat(self, seconds: float = 0.0) -> None:
@@ -68,7 +120,7 @@ class Life:
         self.beat(size / _CHARACTERS_PER_S)
 
 
-def run(link: Connection, deadline: Any, assignment: Assignment, choose_precision: Callable[[str, str], str]) -> None:
+def run(link: Connection, deadline: c_double, assignment: Assignment) -> None:
     """A process's life: load, say what there is, work until the other end closes."""
     signals.ignore()
     die_with_parent(assignment.parent)
@@ -78,24 +130,28 @@ def run(link: Connection, deadline: Any, assignment: Assignment, choose_precisio
     life = Life(deadline, assignment.settings.stall_s)
     life.beat(LOADING_S)
     try:
-        models = Models(assignment, life, choose_precision(assignment.precision, assignment.device))
+        from remask.precision import choose_precision  # torch belongs into this process alone
+
+        chosen = assignment.chosen or choose_precision(assignment.precision, assignment.device)[0]
+        models = Models(assignment, life, chosen)
         facts = {name: models.facts(name) for name in assignment.models}
         rate = models.warm_up()
     except RemaskError as error:
-        link.send(("failed", type(error), str(error)))
+        link.send(Failed(type(error), str(error)))
         return
     life.beat()
-    link.send(("ready", facts, rate, models.notes))
+    link.send(Ready(facts, rate, models.notes))
     try:
         while True:
             while not link.poll(_IDLE_S):
                 life.beat()
             group, work = link.recv()
             life.beat()
-            began, tokens = time.perf_counter(), models.num_tokens
-            answers = models.answer(work, lambda number, text, group=group: link.send(("token", group, number, text)))
+            began, tokens = time.perf_counter(), models.counts()[0]
+            answers = models.answer(work, lambda number, text, group=group: link.send(NewText(group, number, text)))
             seconds = time.perf_counter() - began
-            link.send(("done", group, answers, models.num_tokens - tokens, seconds, models.counts()))
+            counts = models.counts()
+            link.send(Done(group, answers, counts[0] - tokens, seconds, counts))
     except (EOFError, OSError):
         return
 
@@ -103,7 +159,7 @@ def run(link: Connection, deadline: Any, assignment: Assignment, choose_precisio
 class Models:
     """The opened models: those given for good, training steps as they are asked for (the least lately used goes)."""
 
-    def __init__(self, assignment: Assignment, life: Life, precision: Any) -> None:
+    def __init__(self, assignment: Assignment, life: Life, precision: Format) -> None:
         import torch
 
         if assignment.settings.threads:
@@ -111,17 +167,15 @@ class Models:
         self.precision, self._assignment, self._life = precision, assignment, life
         self.notes: list[str] = []
         self._indices = {name: searching.opened(path) for name, path in assignment.models.items()}
-        folders = {name: self._model_of(name, path) for name, path in assignment.models.items()}
+        folders = {  # an index is asked through the model that it was made with
+            name: assignment.models[name] if index is None else searching.model_of(index)
+            for name, index in self._indices.items()
+        }
         self._kept = {name: self._open(path) for name, path in folders.items()}
-        self._steps: OrderedDict[str, Any] = OrderedDict()
+        self._steps: OrderedDict[str, Model] = OrderedDict()
         self._gone = (0, 0, 0)  # counts of steps that were closed
 
-    def _model_of(self, name: str, path: Path) -> Path:
-        """The folder of a model, which for an index is the one that it was made with."""
-        index = self._indices[name]
-        return path if index is None else searching.model_of(index)
-
-    def _open(self, path: Path) -> Any:
+    def _open(self, path: Path) -> Model:
         from remask.answer.model import load
 
         self._life.beat(LOADING_S)
@@ -139,11 +193,11 @@ class Models:
             module.register_forward_hook(lambda *_: self._life.beat())
         model.questions.on_text = self._life.text
         model.runner.on_step = lambda chosen: self._life.beat()
-        self.notes += [str(one.message) for one in caught]  # a damaged checkpoint that was passed over
+        self.notes += [str(warning.message) for warning in caught]  # a damaged checkpoint that was passed over
         self._life.beat()
         return model
 
-    def get(self, name: str, path: Path | None) -> Any:
+    def get(self, name: str, path: Path | None) -> Model:
         """The model, or for a path the training step there."""
         if path is None:
             return self._kept[name]
@@ -156,15 +210,11 @@ class Models:
         self._steps.move_to_end(name)
         return self._steps[name]
 
-    def counts(self) -> tuple[int, int, int]:
+    def counts(self) -> Counts:
         """Tokens, tokens with padding, batches of all models since the start."""
         models = [*self._kept.values(), *self._steps.values()]
         rows = [self._gone, *(_counts(model) for model in models)]
         return sum(row[0] for row in rows), sum(row[1] for row in rows), sum(row[2] for row in rows)
-
-    @property
-    def num_tokens(self) -> int:
-        return self.counts()[0]
 
     def warm_up(self) -> float:
         """Measure what batches cost each model; tokens a second of the slowest, in two rows of 128 or what it reads."""
@@ -212,10 +262,10 @@ class Models:
 
     def answer(
         self, work: list[tuple[Work, Path | None]], say: Callable[[int, str], None] = lambda number, text: None
-    ) -> dict[int, list[bytes] | ErrorFacts]:
+    ) -> dict[int, Answered]:
         """For every piece the JSON of each input, or why not; pieces of one model share its batches. `say` hears of
         the tokens of texts that are asked for as they are written."""
-        found: dict[int, list[bytes] | ErrorFacts] = {}
+        answers: dict[int, Answered] = {}
         by_model: dict[str, list[tuple[Work, Path | None]]] = {}
         for piece, path in work:
             by_model.setdefault(piece[1], []).append((piece, path))
@@ -223,12 +273,11 @@ class Models:
             try:
                 model = self.get(name, pieces[0][1])
             except RemaskError:
-                found |= {
-                    piece[0]: ("unknown_model", f"{name}: this step cannot be read any more") for piece, _ in pieces
-                }
+                failed = ("unknown_model", f"{name}: this step cannot be read any more")
+                answers |= {piece[0]: failed for piece, _ in pieces}
                 continue
             try:
-                found |= self._answer_one(model, [piece for piece, _ in pieces], self._indices.get(name), say)
+                answers |= self._answer_one(model, [piece for piece, _ in pieces], self._indices.get(name), say)
             except Exception as error:  # our own mistake must not take the others' answers along
                 failed = ("internal", "the engine failed on this request")
                 if is_out_of_memory(error):
@@ -236,54 +285,51 @@ class Models:
                     sys.stderr.write(f"remask: {name}: {failed[1]}\n")
                 else:
                     traceback.print_exc()
-                found |= {piece[0]: failed for piece, _ in pieces}
-        return found
+                answers |= {piece[0]: failed for piece, _ in pieces}
+        return answers
 
     def _answer_one(
-        self, model: Any, pieces: list[Work], index: Any, say: Callable[[int, str], None]
-    ) -> dict[int, list[bytes] | ErrorFacts]:
-        found: dict[int, list[bytes] | ErrorFacts] = {}
-        asked: list[Any] = []
-        mine: dict[int, range] = {}
+        self, model: Model, pieces: list[Work], index: Index | None, say: Callable[[int, str], None]
+    ) -> dict[int, Answered]:
+        answers: dict[int, Answered] = {}
+        asked: dict[int, list[Question[list[bytes]]]] = {}
         for number, _, task, inputs, options in pieces:
             try:
                 if task == "search":
-                    questions = searching.ask(index, model, inputs, options)
+                    asked[number] = [searching.ask(index, model, list(map(str, inputs)), options, self._life.beat)]
                 else:
-                    questions = ask(model, task, inputs, options, lambda text, number=number: say(number, text))
+                    asked[number] = ask(model, task, inputs, options, lambda text, number=number: say(number, text))
             except DataError as error:
-                found[number] = error_facts(error)
-                continue
-            mine[number] = range(len(asked), len(asked) + len(questions))
-            asked += questions
-        answers = model.together(asked)
-        for number, _, task, inputs, options in pieces:
-            if number not in mine:
-                continue
-            said = [answers[i] for i in mine[number]]
-            wrong = next((answer for answer in said if isinstance(answer, DataError)), None)
-            try:
-                if wrong:
-                    found[number] = error_facts(wrong)
-                elif task == "search":
-                    self._life.beat(_SEARCH_S * len(inputs))
-                    found[number] = searching.written(index, model, inputs, options, said)
+                answers[number] = error_facts(error)
+        every = [question.then(self._alive) for questions in asked.values() for question in questions]
+        answered = iter(model.together(every))
+        for number, questions in asked.items():
+            texts: list[bytes] = []
+            wrong: DataError | None = None
+            for answer in islice(answered, len(questions)):
+                if isinstance(answer, DataError):
+                    wrong = wrong or answer
                 else:
-                    found[number] = written(model, task, inputs, options, said)
-            except DataError as error:
-                found[number] = error_facts(error)
-            self._life.beat()
-        return found
+                    texts += answer
+            answers[number] = error_facts(wrong) if wrong else texts
+        return answers
+
+    def _alive(self, answer: list[bytes]) -> list[bytes]:
+        self._life.beat()
+        return answer
 
 
-def _counts(model: Any) -> tuple[int, int, int]:
+def _counts(model: Model) -> Counts:
     return model.runner.num_tokens, model.runner.num_padded, model.runner.num_batches
 
 
 def ask(
-    model: Any, task: str, inputs: list[Any], options: Json, say: Callable[[str], None] = lambda text: None
-) -> list[Any]:
-    """The questions that a piece is. `say` hears of the tokens of a text that is streamed."""
+    model: Model, task: str, inputs: list[Any], options: Json, say: Callable[[str], None] = lambda text: None
+) -> list[Question[list[bytes]]]:
+    """The questions that a piece is, in the order of its inputs; each answers with JSON. `say` hears of the tokens of
+    a text that is streamed."""
+    from remask.answer.questions import without_rows
+
     questions = model.questions
     cut = {"long_texts": options["long_texts"]} if "long_texts" in options else {}
     if task == "fill-mask":
@@ -291,32 +337,40 @@ def ask(
         counts = [text.count(mask) * options["top_k"] for text in inputs]
         if max(counts) > _MAX_CANDIDATES or sum(counts) > 10 * _MAX_CANDIDATES:
             raise DataError(f"{max(counts):,} candidates for one text; ask for fewer (top_k), or send it in parts")
-        return [questions.fill_mask(inputs, options["top_k"], options["targets"])]
+        return [questions.fill_mask(inputs, options["top_k"], options["targets"]).then(_each)]
     if task == "prompt":
         asked = (options["patterns"], options["words"])
-        return [questions.prompt(inputs, *asked, calibrate=options["calibrate"], **cut)]
+        return [questions.prompt(inputs, *asked, calibrate=options["calibrate"], **cut).then(_each)]
     if task in ("classify", "pairs"):
-        return [questions.classify(inputs, **cut)]
+        return [questions.classify(inputs, **cut).then(_each)]
     if task == "tag":
-        return [questions.tag([text]) for text in inputs]
+        return [questions.tag([text]).then(_each) for text in inputs]
     if task == "answer":
-        return [questions.answers([pair]) for pair in inputs]
+        return [questions.answers([pair]).then(_each) for pair in inputs]
     if task == "choose":
-        return [questions.choose(text, offered, question, **cut) for text, offered, question in inputs]
+        choices = [questions.choose(text, offered, question, **cut) for text, offered, question in inputs]
+        return [choice.then(lambda chosen: [_json(chosen)]) for choice in choices]
     if task == "write":
-        return [_ask_to_write(model, inputs, options, say)]
+        written = _ask_to_write(model, inputs, options, say)
+        return [written.then(lambda drafts: _drafts(model, inputs, options, drafts))]
     if task == "embed":
         how = {name: options[name] for name in ("prompt", "pooling", "normalize")}
-        return [questions.embed(inputs, **how, **cut)]
+        vectors = questions.embed(inputs, **how, **cut)
+        counted = options.get("count")
+        return [vectors.then(lambda rows: _counted(model, inputs, options, rows)) if counted else vectors.then(_each)]
     if task == "rank":
-        return [questions.rank(query, texts, **cut) for query, texts in inputs]
+        rankings = [questions.rank(query, texts, **cut) for query, texts in inputs]
+        return [ranking.then(lambda ranked: [_json(ranked[: options["top_k"]])]) for ranking in rankings]
     if task == "encode":
-        return [questions.encode(inputs, marked=options["marked"], **cut)]
+        states = questions.encode(inputs, marked=options["marked"], **cut)
+        return [states.then(lambda encoded: _each(_encoded(model, inputs, options, encoded)))]
     assert task == "tokenize"
-    return []
+    return [without_rows(lambda: [_tokens(model, text) for text in inputs])]
 
 
-def _ask_to_write(model: Any, inputs: list[Any], options: Json, say: Callable[[str], None]) -> Any:
+def _ask_to_write(
+    model: Model, inputs: list[Any], options: Json, say: Callable[[str], None]
+) -> Question[list[Written]]:
     from remask.answer.questions import StreamedError, tell_text
     from remask.tasks.settings import DecodeChanges
 
@@ -333,70 +387,61 @@ def _ask_to_write(model: Any, inputs: list[Any], options: Json, say: Callable[[s
     return model.questions.write(inputs, changes, options["order"], options["long_texts"], on_step)
 
 
-def _drafts(model: Any, inputs: list[Any], options: Json, said: list[Any]) -> list[bytes]:
-    found = []
-    for text, one in zip(inputs, said, strict=True):
-        here = {**vars(one)}
-        if options["attentions"] and one.how == "decoder" and one.text:
-            look = model.look_across(text, one.text)
-            here["look"] = {**vars(look), "attentions": np.round(look.attentions, 4)}
-        found.append(_json(here))
-    return found
+def _drafts(model: Model, inputs: list[Any], options: Json, drafts: list[Written]) -> list[bytes]:
+    texts = []
+    for source, draft in zip(inputs, drafts, strict=True):
+        shown: Json = {**vars(draft)}
+        if options["attentions"] and draft.how == "decoder" and draft.text:
+            look = model.look_across(source, draft.text)
+            shown["look"] = {**vars(look), "attentions": np.round(look.attentions, 4)}
+        texts.append(_json(shown))
+    return texts
 
 
-def written(model: Any, task: str, inputs: list[Any], options: Json, said: list[Any]) -> list[bytes]:
-    """The answers of a piece as JSON, one for each input."""
-    if task == "tokenize":
-        return [_tokens(model, text) for text in inputs]
-    if task == "choose":
-        return [_json(one) for one in said]
-    if task == "write":
-        return _drafts(model, inputs, options, said[0])
-    if task == "rank":
-        return [_json(one[: options["top_k"]]) for one in said]
-    if options.get("count"):
-        sizes = [len(model.questions.row(text, options["long_texts"])[0]) for text in inputs]
-        return [_json({"vector": one, "tokens": size}) for one, size in zip(said[0], sizes, strict=True)]
-    if task == "encode":
-        return [_json(one) for one in _encoded(model, inputs, options, said[0])]
-    return [_json(one) for answers in said for one in answers]
+def _counted(model: Model, inputs: list[str], options: Json, vectors: np.ndarray) -> list[bytes]:
+    sizes = [len(model.questions.row(text, options["long_texts"])[0]) for text in inputs]
+    return [_json({"vector": vector, "tokens": size}) for vector, size in zip(vectors, sizes, strict=True)]
 
 
-def _tokens(model: Any, text: str) -> bytes:
-    (one,) = model.tokenize([text])
+def _tokens(model: Model, text: str) -> bytes:
+    (tokenized,) = model.tokenize([text])
     model.questions.on_text(len(text))
-    return _json({"ids": one.ids, "tokens": one.tokens, "spans": one.spans, "bytes": _bytes(model, one.ids)})
+    return _json({**vars(tokenized), "bytes": _bytes(model, tokenized.ids)})
 
 
-def _encoded(model: Any, inputs: list[Any], options: Json, said: list[Any]) -> list[Json]:
+def _encoded(model: Model, inputs: list[Any], options: Json, encoded: list[Encoded]) -> list[Json]:
     from remask.answer.attention_maps import MAX_TOKENS
     from remask.answer.questions import TooLongError
 
-    size = sum(len(one.ids) for one in said)
+    size = sum(len(text.ids) for text in encoded)
     if options["attentions"] and size > MAX_TOKENS:
         raise TooLongError(f"{size} tokens: attention is shown for at most {MAX_TOKENS} in one request")
     if options["states"] and size * model.settings.hidden_size > _MAX_NUMBERS:
         raise TooLongError(f"{size} tokens of {model.settings.hidden_size} numbers are too many for one answer")
-    found = []
-    for item, one in zip(inputs, said, strict=True):
-        names = [model.tokenizer.token_text(int(token)) for token in one.ids]
-        here: Json = {"ids": one.ids, "tokens": names, "bytes": _bytes(model, one.ids)}
+    answers = []
+    for item, text in zip(inputs, encoded, strict=True):
+        names = [model.tokenizer.token_text(int(token)) for token in text.ids]
+        answer: Json = {"ids": text.ids, "tokens": names, "bytes": _bytes(model, text.ids)}
         if options["states"]:
-            here["states"] = one.states
+            answer["states"] = text.states
         if options["attentions"]:
             row = model.questions.row(item, options["long_texts"], options["marked"])
-            here["attentions"] = np.round(model.attentions(*row), 4)
-        found.append(here)
-    return found
+            answer["attentions"] = np.round(model.attentions(*row), 4)
+        answers.append(answer)
+    return answers
 
 
-def _bytes(model: Any, ids: Sequence[int]) -> list[str]:
+def _bytes(model: Model, ids: Iterable[int]) -> list[str]:
     """What each token stands for, in hexadecimal: a part of a character is no text."""
     return [model.tokenizer.token_bytes[int(token)].hex() for token in ids]
 
 
-def _json(value: Any) -> bytes:
+def _json(value: object) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _each(answers: Iterable[object]) -> list[bytes]:
+    return [_json(answer) for answer in answers]
 
 
 def error_facts(error: DataError) -> ErrorFacts:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,6 +29,9 @@ from remask.schema import Json, Values
 from remask.studies.plan import Cell, StudyPlan, Variant, cell_fingerprint, cell_folder, task_folder, tuned
 from remask.studies.settings import MEASURES
 from remask.workers import num_cores
+
+if TYPE_CHECKING:
+    from remask.studies.measures import Measured
 
 RESULT, EXAMPLES = "result.json", "examples.npz"
 _CURVES = {"eval/loss": "heldout_loss", "eval/bits_per_byte": "bits_per_byte"}
@@ -168,7 +171,7 @@ class _Work:
             "evaluation_minutes": round((time.monotonic() - began) / 60, 3),
         }
 
-    def _once(self, name: str, measure: Callable[[], Any]) -> Any:
+    def _once(self, name: str, measure: Callable[[], Measured]) -> Measured:
         """What is measured is kept, so that a cell that is killed goes on with the next."""
         from remask.studies.measures import Measured
 
@@ -185,7 +188,7 @@ class _Work:
         artifacts.write_json(kept, {"examples": examples, "shown": measured.shown, "notes": list(measured.notes)})
         return measured
 
-    def _task(self, task: str) -> Any:
+    def _task(self, task: str) -> Measured:
         """Fine-tune with the cell's seed, then score each dev example."""
         from remask.studies.measures import Measured, task_examples
         from remask.tasks.kind import TaskSource

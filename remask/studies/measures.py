@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,11 +21,11 @@ from remask.evaluation.zero_shot import Judge, blimp, blimp_folder
 from remask.progress import Progress
 from remask.schema import IGNORE, Batch, Json
 from remask.tasks import metrics
+from remask.tasks.kind import Item
 
 if TYPE_CHECKING:
     import torch
 
-    from remask.model.network import Network
 
 Array = np.ndarray
 PROFILE_ROWS = 32  # held-out rows on which layers are looked at
@@ -55,7 +55,7 @@ def heldout(judge: Judge, prepared: Path, num_rows: int) -> Measured:
     """Bits per byte, perplexity and accuracy of masked tokens; an example is a row."""
     from remask.data.evaluation import evaluation_batches
 
-    batches = evaluation_batches(prepared, _data(judge), judge.tokenizer, max_rows=num_rows)
+    batches = evaluation_batches(prepared, judge.data, judge.reader.tokenizer, max_rows=num_rows)
     rows_EK = np.concatenate([_row_sums(judge, batch) for batch in batches])
     return Measured(
         {
@@ -72,17 +72,11 @@ def words(judge: Judge, prepared: Path, num_documents: int) -> Measured:
     are no examples that all rows share: the whole text counts as one, and only seeds are drawn."""
     from remask.data.evaluation import is_comparable, word_batches
 
-    if not is_comparable(judge.tokenizer):
+    if not is_comparable(judge.reader.tokenizer):
         return Measured({}, notes=("the vocabulary changes the text: its bits per byte do not compare",))
-    batches = word_batches(prepared, _data(judge), judge.tokenizer, max_documents=num_documents)
+    batches = word_batches(prepared, judge.data, judge.reader.tokenizer, max_documents=num_documents)
     sums_K = np.concatenate([_row_sums(judge, batch) for batch in batches]).sum(0)
     return Measured({"word_bits_per_byte": np.array([sums_K[0] / math.log(2) / sums_K[1]])})
-
-
-def _data(judge: Judge) -> Any:
-    from remask.data.settings import DataSettings
-
-    return DataSettings(length=min(512, judge.loaded.settings.max_length))
 
 
 def _row_sums(judge: Judge, batch: Batch) -> Array:
@@ -91,28 +85,13 @@ def _row_sums(judge: Judge, batch: Batch) -> Array:
     assert batch.masked_positions_M is not None
     assert batch.masked_labels_M is not None
     labels_M = np.asarray(batch.masked_labels_M)
-    with judge.asked() as network:
-        logits_MV = _logits(network, batch, judge.device)
-        picked_M = logits_MV.gather(1, _tensor(labels_M, judge.device)[:, None])[:, 0]
-        nats_M = (logits_MV.logsumexp(1) - picked_M).cpu().numpy()
-        right_M = (logits_MV.argmax(1).cpu().numpy() == labels_M).astype(np.float64)
+    log_probs_M, logits_MV = judge.masked_logits(batch)
+    nats_M = -log_probs_M.cpu().numpy()
+    right_M = (logits_MV.argmax(1).cpu().numpy() == labels_M).astype(np.float64)
     row_M = np.asarray(batch.masked_positions_M) // batch.input_ids_BS.shape[1]
-    bytes_M = np.asarray(judge.tokenizer.token_lengths)[labels_M]
+    bytes_M = np.asarray(judge.reader.tokenizer.token_lengths)[labels_M]
     columns = (nats_M, bytes_M, np.ones(len(labels_M)), right_M)
     return np.stack([np.bincount(row_M, column, minlength=batch.num_rows) for column in columns], axis=1)
-
-
-def _logits(network: Network, batch: Batch, device: torch.device) -> torch.Tensor:
-    tensors = batch.map(lambda array: _tensor(array, device))
-    assert tensors.masked_positions_M is not None
-    hidden_BSD = network.encode(tensors, wanted_M=tensors.masked_positions_M)
-    return network.masked_lm(hidden_BSD, tensors.masked_positions_M).float()
-
-
-def _tensor(array: np.ndarray, device: torch.device) -> torch.Tensor:
-    import torch
-
-    return torch.as_tensor(array).to(device)
 
 
 # -------------------------------------------------------------------------------------- sentences, layers, BLiMP
@@ -123,13 +102,13 @@ def sentence(judge: Judge, prepared: Path, num_rows: int) -> Measured:
     from remask.data.evaluation import evaluation_batches
     from remask.data.settings import DataSettings
 
-    if not judge.loaded.heads.sentence:
+    if not judge.reader.loaded.heads.sentence:
         return Measured({}, notes=("trained without a sentence loss: it has no head that could be asked",))
     examples = {}
     for question in ("nsp", "sop"):
-        length = min(512, judge.loaded.settings.max_length)
-        data = DataSettings.model_validate({"format": "segment-pair", "sentence_loss": question, "length": length})
-        batches = evaluation_batches(prepared, data, judge.tokenizer, max_rows=num_rows, pairs=True)
+        pairs = {"format": "segment-pair", "sentence_loss": question, "length": judge.data.length}
+        data = DataSettings.model_validate(pairs)
+        batches = evaluation_batches(prepared, data, judge.reader.tokenizer, max_rows=num_rows, pairs=True)
         examples[f"{question}_accuracy"] = np.concatenate([_pairs_told(judge, batch) for batch in batches])
     return Measured(examples)
 
@@ -138,7 +117,7 @@ def _pairs_told(judge: Judge, batch: Batch) -> Array:
     signals.check()
     labels_B = np.asarray(batch.sentence_labels_B)
     with judge.asked() as network:
-        tensors = batch.map(lambda array: _tensor(array, judge.device))
+        tensors = judge.sent(batch)
         told_B = network.sentence(network.encode(tensors), tensors.lengths_B).argmax(1).cpu().numpy()
     return (told_B == labels_B)[labels_B != IGNORE].astype(np.float64)
 
@@ -147,7 +126,7 @@ def layers(judge: Judge, prepared: Path, num_rows: int) -> Measured:
     """L2 distance and angle in degrees between what goes into a layer and what comes out (ALBERT, figure 1)."""
     from remask.data.evaluation import evaluation_batches
 
-    batches = evaluation_batches(prepared, _data(judge), judge.tokenizer, max_rows=min(num_rows, PROFILE_ROWS))
+    batches = evaluation_batches(prepared, judge.data, judge.reader.tokenizer, max_rows=min(num_rows, PROFILE_ROWS))
     per_row_EL2 = np.concatenate([_layer_changes(judge, batch) for batch in batches])
     shown = {"distance": per_row_EL2[:, :, 0].mean(0).tolist(), "angle": per_row_EL2[:, :, 1].mean(0).tolist()}
     examples = {"layer_distance": per_row_EL2[:, :, 0].mean(1), "layer_angle": per_row_EL2[:, :, 1].mean(1)}
@@ -161,7 +140,7 @@ def _layer_changes(judge: Judge, batch: Batch) -> Array:
     states: list[torch.Tensor] = []
     with judge.asked() as network:
         encoder = network.encoder
-        tensors = batch.map(lambda array: _tensor(array, judge.device))
+        tensors = judge.sent(batch)
         view = encoder.view(tensors, None, False)
         rows = view.rows
         segments_T = None if tensors.segment_ids_BS is None else rows.take(tensors.segment_ids_BS)
@@ -191,7 +170,7 @@ def minimal_pairs(judge: Judge, tasks: Path, max_pairs: int | None, progress: Pr
 # -------------------------------------------------------------------------------------------------------- tasks
 
 
-def task_examples(model: Path, items: Sequence[Any], metric: str) -> Array:
+def task_examples(model: Path, items: Sequence[Item], metric: str) -> Array:
     """What a fine-tuned model does on each dev example."""
     from remask.answer.model import Model
     from remask.answer.reader import open_reader

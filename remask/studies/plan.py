@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from remask import artifacts
-from remask.config import build_values, dump, fingerprint, merge
+from remask.config import build_values, dump, fingerprint, merge, nest, value_at
 from remask.errors import ConfigError, MissingInputError
 from remask.pretraining.settings import PretrainRun
-from remask.schema import Json, Values
+from remask.schema import Values
 from remask.studies.settings import MEASURES, ScaleSettings, StudyRow, StudyRun, scale_settings
 from remask.tasks.kinds import task_files
 from remask.tune.settings import FinetuneRun, recipe_of
@@ -84,9 +83,10 @@ def make_plan(study: StudyRun) -> StudyPlan:
     cells = []
     for label, row in study.rows.items():
         run = runs[row.model_of or label]
+        variant = json.dumps(row.tokenizer, sort_keys=True) if row.tokenizer else PLAIN
         for seed in range(study.seed, study.seed + study.seeds):
             own = run.model_copy(update={"seed": seed})
-            cells.append(Cell(label, seed, row, own, _variant(row), row.start_from or row.model_of))
+            cells.append(Cell(label, seed, row, own, variant, row.start_from or row.model_of))
     for label, row in study.rows.items():
         for task in tasks_of(study):
             tuned(StudyPlan(study, scale, ()), task, row, f"{study.name}: rows.{label}.tune")
@@ -100,7 +100,7 @@ def _run_of(study: StudyRun, label: str, base: str | None, shared: Values) -> Pr
     if row.times:
         before = build_values(PretrainRun, shared, place=f"{study.name}: settings", base=base)
         for key, factor in row.times.items():
-            values = merge(values, _nested(key, _multiplied(before, key, factor, place)))
+            values = merge(values, nest(key.split("."), _multiplied(before, key, factor, place)))
     for name in ("seed", "prepared", "init_from"):
         if name in values:
             raise ConfigError(f"{place}: {name}: is the study's to say")
@@ -116,30 +116,13 @@ def tokens_of(run: PretrainRun) -> float:
 
 
 def _multiplied(before: PretrainRun, key: str, factor: float, place: str) -> float | int:
-    value = int(tokens_of(before)) if key == "data.max_tokens" else _at(dump(before), _FOLLOWS.get(key, key))
+    value = int(tokens_of(before)) if key == "data.max_tokens" else value_at(dump(before), _FOLLOWS.get(key, key))
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ConfigError(f"{place}: times.{key}: {value!r} is no number that could be multiplied")
     if isinstance(value, float):
         return float(f"{value * factor:.6g}")
     unit = 8 if key in _EIGHTS else 1
     return max(unit, round(value * factor / unit) * unit)
-
-
-def _at(values: Values, key: str) -> Any:
-    value: Any = values
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
-    return value
-
-
-def _nested(key: str, value: Any) -> Json:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
-
-
-def _variant(row: StudyRow) -> Variant:
-    return json.dumps(row.tokenizer, sort_keys=True) if row.tokenizer else PLAIN
 
 
 # -------------------------------------------------------------------------------------------------------- tasks
@@ -149,18 +132,18 @@ def tasks_of(study: StudyRun) -> list[str]:
     return [evaluation for evaluation in study.evaluations if evaluation not in MEASURES]
 
 
-def tuned(plan: StudyPlan, task: str, row: StudyRow, place: str, **given: Any) -> FinetuneRun:
+def tuned(plan: StudyPlan, task: str, row: StudyRow, place: str, **given: object) -> FinetuneRun:
     """The fine-tuning of a task: its recipe, below what scale, study and row say."""
-    values: Any = {"task": task, "max_train": plan.scale.max_train, "max_dev": plan.scale.max_dev}
+    values: dict[str, object] = {"task": task, "max_train": plan.scale.max_train, "max_dev": plan.scale.max_dev}
     for word in recipe_of(task):
         key, _, text = word.partition("=")
-        values = merge(values, _nested(key, _number(text)))
+        values = merge(values, nest(key.split("."), _number(text)))
     for more in (plan.scale.tune, plan.study.tune, row.tune, given):
         values = merge(values, more)
     return build_values(FinetuneRun, values, place=place)
 
 
-def _number(text: str) -> Any:
+def _number(text: str) -> int | float | str:
     try:
         return int(text)
     except ValueError:

@@ -239,7 +239,7 @@ class _LikelyEncoding:
         return b"\n".join(odd)
 
 
-def read_lines(path: Path, on_bad: OnBad | None = None, *, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
+def read_lines(path: Path, *, encoding: str = UTF8) -> Iterator[tuple[int, str]]:
     """(line number, line without its end) of a text file, plain or compressed; a byte order mark is dropped."""
     file = open_table(path, "lines")
     likely = _LikelyEncoding(Whole(file.path, "tsv", file.compression), TableForm(encoding=encoding))
@@ -247,15 +247,10 @@ def read_lines(path: Path, on_bad: OnBad | None = None, *, encoding: str = UTF8)
         with open_stream(file.path, file.compression, MAX_EXPANSION) as stream:
             for number, offset, data in byte_lines(as_utf8(stream, encoding), forms.MAX_LINE_BYTES):
                 if data is None:
-                    reason = too_long(number, offset, forms.MAX_LINE_BYTES).detail
-                elif bad := undecodable(data):
-                    reason = likely.said(bad)
-                else:
-                    yield number, data.decode(UTF8)
-                    continue
-                if on_bad is None:
-                    raise DataError(f"{path}:{number}: {reason}")
-                on_bad(number, reason)
+                    raise DataError(f"{path}:{number}: {too_long(number, offset, forms.MAX_LINE_BYTES).detail}")
+                if bad := undecodable(data):
+                    raise DataError(f"{path}:{number}: {likely.said(bad)}")
+                yield number, data.decode(UTF8)
     except Damaged as error:
         raise DataError(f"{path}: cannot be read: {error.detail}") from error
 

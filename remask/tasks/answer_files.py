@@ -15,13 +15,16 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 import orjson
 
 from remask.errors import DataError, UsageError
 from remask.schema import Json, Values
 from remask.tables import table_kind
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 FORMATS = (".csv", ".tsv", ".jsonl", ".parquet")
 COMPRESSED = (".gz", ".zst")
@@ -158,7 +161,7 @@ def _groups(rows: Iterable[Row]) -> Iterator[list[Json]]:
         yield group
 
 
-def _schema(rows: Rows, columns: Sequence[str], source: Path) -> Any:
+def _schema(rows: Rows, columns: Sequence[str], source: Path) -> pa.Schema:
     """One type a column, over all rows; those of a Parquet source are kept."""
     import pyarrow
     import pyarrow.parquet

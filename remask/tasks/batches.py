@@ -123,13 +123,9 @@ def split_by_tokens(groups: Array, tokens: Array, num_tokens: int) -> Iterator[A
         start = end
 
 
-def _row_numbers(groups: Array, group_size: int) -> Array:
-    return (groups[:, None] * group_size + np.arange(group_size)).reshape(-1)
-
-
 def collate(rows: Rows, groups: Array, pad_id: int) -> Batch:
     """Some groups as one padded batch."""
-    numbers = _row_numbers(groups, rows.group_size)
+    numbers = (groups[:, None] * rows.group_size + np.arange(rows.group_size)).reshape(-1)
     parts = [rows.ids[i] for i in numbers]
     lengths = np.array([len(ids) for ids in parts], np.int64)
     width = int(lengths.max())

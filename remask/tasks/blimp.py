@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from remask.errors import DataError, MissingInputError
 from remask.schema import Batch, Json
 from remask.tables import read_cells
 from remask.tasks.rows import Frame
+from remask.tokenizer import Tokenizer
 
 Array = np.ndarray
 ROW_TOKENS = 16384  # in one forward pass
@@ -114,7 +114,7 @@ class TextScore:
 def score_texts(
     texts: Iterable[str],
     log_probs: Callable[[Batch], Array],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     frame: Frame,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> dict[str, TextScore]:
@@ -129,7 +129,7 @@ def score_texts(
 def score_pairs(
     pairs: Sequence[MinimalPair],
     log_probs: Callable[[Batch], Array],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     frame: Frame,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> Json:
@@ -142,7 +142,7 @@ def texts_of(pairs: Sequence[MinimalPair]) -> set[str]:
     return {text for pair in pairs for text in (pair.good, pair.bad)}
 
 
-def num_masked_rows(texts: Iterable[str], tokenizer: Any) -> int:
+def num_masked_rows(texts: Iterable[str], tokenizer: Tokenizer) -> int:
     """How many rows `score_texts` will run, for the progress display."""
     return sum(len(ids) for ids in tokenizer.encode_batch(sorted(set(texts))))
 

@@ -26,14 +26,10 @@ def pieces(text: str) -> list[str]:
             if character_class(character) == BARE:
                 found += [word, character] if word else [character]
                 word = ""
-            elif not _is_punctuation(character):
+            elif unicodedata.category(character)[0] not in "PSZ":  # no punctuation, sign or space
                 word += character
         found += [word] if word else []
     return found
-
-
-def _is_punctuation(character: str) -> bool:
-    return unicodedata.category(character)[0] in "PSZ"
 
 
 def exact(said: str, gold: str) -> float:

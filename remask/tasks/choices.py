@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,23 +18,9 @@ from remask.schema import Batch, Json
 from remask.tables import Cells, is_saved_dataset
 from remask.tasks import ranking
 from remask.tasks.clue import read_chid
-from remask.tasks.glue import cut_by_group, read_glue_file
-from remask.tasks.kind import (
-    Heads,
-    Labelled,
-    Problem,
-    Sums,
-    TaskKind,
-    TaskLoss,
-    TaskSource,
-    cut_note,
-    divergence,
-    log_of,
-    most_frequent,
-    rounded,
-    softmax,
-    surest_mistakes,
-)
+from remask.tasks.glue import cut_by_group, cut_note, read_glue_file
+from remask.tasks.kind import Heads, Labelled, NoiseT, Problem, Sums, TaskKind, TaskLoss, TaskNetwork, TaskSource
+from remask.tasks.numbers import divergence, log_of, most_frequent, rounded, softmax, surest_mistakes
 from remask.tasks.race import ChoiceQuestion, parts_of, race_paths, read_choices
 from remask.tasks.records import Choice
 from remask.tasks.rows import Frame, Rows
@@ -173,7 +159,9 @@ class Choices(TaskKind[ChoiceQuestion]):
     def fits(self, heads: Heads) -> bool:
         return heads.choice
 
-    def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
+    def logits(
+        self, network: TaskNetwork[NoiseT], hidden_BSD: torch.Tensor, batch: Batch, noise: NoiseT | None = None
+    ) -> torch.Tensor:
         return network.choose(hidden_BSD, batch.lengths_B, noise)
 
     def plan_loss(self, problem: Problem[ChoiceQuestion], settings: LossSettings, heads: Heads) -> TaskLoss:
@@ -248,7 +236,7 @@ class Choices(TaskKind[ChoiceQuestion]):
     def answers(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ChoiceQuestion], labels: tuple[str, ...], *,
         refuses: bool,
-    ) -> list[Any]:  # fmt: skip
+    ) -> list[Choice]:  # fmt: skip
         probs_QC = self._probabilities(outputs, items)
         return [Choice(int(probs.argmax()), tuple(probs.tolist())) for probs in probs_QC]
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from remask.schema import Batch, Json
 from remask.tables import Cells, read_cells
 from remask.tasks.blimp import score_texts
 from remask.tasks.rows import Frame
+from remask.tokenizer import Tokenizer
 
 BLANK = "_"
 
@@ -61,7 +61,7 @@ def _claim(cells: Cells) -> Claim:
     return Claim(tuple(texts), group, place)
 
 
-def _filled(text: str, options: Sequence[Any], answer: Any, place: str) -> list[str]:
+def _filled(text: str, options: Sequence[str], answer: object, place: str) -> list[str]:
     """The cloze with each option in its blank, the answer first."""
     if text.count(BLANK) != 1:
         raise DataError(f"{place}: `text` must have one blank {BLANK}, it has {text.count(BLANK)}")
@@ -77,7 +77,7 @@ def _filled(text: str, options: Sequence[Any], answer: Any, place: str) -> list[
 def score_claims(
     claims: Sequence[Claim],
     log_probs: Callable[[Batch], np.ndarray],
-    tokenizer: Any,
+    tokenizer: Tokenizer,
     frame: Frame,
     advance: Callable[[int], None] = lambda rows: None,
 ) -> Json:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from remask.errors import DataError, MissingInputError
 from remask.schema import Values
@@ -21,6 +21,8 @@ from remask.tables import RAGGED_ENDING, Cells, TableForm, read_cells, table_kin
 from remask.tasks.clue import clue_rows
 from remask.tasks.settings import TableSettings
 from remask.tasks.tables import Example, Table, check_labels, examples_of
+
+ItemT = TypeVar("ItemT")
 
 
 @dataclass(frozen=True)
@@ -104,10 +106,14 @@ def cut_by_hash(table: Table, share: float = 0.2) -> tuple[Table, Table]:
     return replace(table, examples=parts[0]), replace(table, examples=parts[1], dropped={})
 
 
-def cut_by_group(items: Sequence[Any], group: Callable[[Any], str], path: Path) -> tuple[list[Any], list[Any]]:
+def cut_by_group(items: Sequence[ItemT], group: Callable[[ItemT], str], path: Path) -> tuple[list[ItemT], list[ItemT]]:
     """(to train on, to score): a fifth of the groups by hash, at least one. What shares a passage stays together."""
     by_hash = sorted({group(item) for item in items}, key=lambda name: hashlib.sha256(name.encode()).digest())
     if len(by_hash) < 2:
         raise DataError(f"{path}: one passage or sentence cannot be cut in two; give a dev file")
     scored = set(by_hash[: max(1, round(len(by_hash) / 5))])
     return [item for item in items if group(item) not in scored], [item for item in items if group(item) in scored]
+
+
+def cut_note(train: Path, how: str) -> str:
+    return f"no dev file: a fifth of {train.name} was set aside, {how}"

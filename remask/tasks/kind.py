@@ -11,7 +11,6 @@ Shapes: B rows, S positions, D width, C classes.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from remask.errors import ConfigError, DataError, MissingInputError
 from remask.schema import Batch, Json, Values
 from remask.tables import Cells, OnBad, OnNote, read_cells
 from remask.tasks.glue import find_file
+from remask.tasks.numbers import NUM_WORST
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import LossSettings, PromptSettings, RowSettings, TableSettings
@@ -33,12 +33,10 @@ if TYPE_CHECKING:
     import torch
 
 Array = np.ndarray
-SET_ASIDE = "that only the rows set aside have, for there is no dev file: give one"
-NUM_WORST = 20  # mistakes that are kept
 MAX_TEXT = 500  # characters of each
-SMALLEST = 1e-12  # below this a probability is as good as none
 
 ItemT = TypeVar("ItemT", bound="Item")
+NoiseT = TypeVar("NoiseT", contravariant=True)
 
 
 class Item(Protocol):
@@ -64,7 +62,33 @@ class Heads(Protocol):
     @property
     def choice(self) -> bool: ...
     @property
-    def writer(self) -> Any: ...
+    def writer(self) -> object | None: ...
+
+
+class TaskNetwork(Protocol[NoiseT]):
+    """What kinds ask of a network and its heads: model.network.Network, which is out of reach from here as well.
+    `NoiseT` is what it draws its dropout from."""
+
+    @property
+    def head_settings(self) -> Heads: ...
+    def first_positions(self, batch: Batch) -> Array | None: ...
+    def encode(self, batch: Batch, noise: NoiseT | None = None) -> torch.Tensor: ...
+    def masked_lm(self, hidden_BSD: torch.Tensor, positions_M: torch.Tensor) -> torch.Tensor: ...
+    def classify(
+        self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, noise: NoiseT | None = None
+    ) -> torch.Tensor: ...
+    def choose(
+        self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, noise: NoiseT | None = None
+    ) -> torch.Tensor: ...
+    def answerable(
+        self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None, noise: NoiseT | None = None
+    ) -> torch.Tensor: ...
+    def tag(self, hidden_BSD: torch.Tensor, noise: NoiseT | None = None) -> torch.Tensor: ...
+    def span(self, hidden_BSD: torch.Tensor, noise: NoiseT | None = None) -> torch.Tensor: ...
+    def embed(self, hidden_BSD: torch.Tensor, lengths_B: torch.Tensor | None = None) -> torch.Tensor: ...
+    def write_loss(
+        self, hidden_BSD: torch.Tensor, batch: Batch, noise: NoiseT | None = None, smoothing: float = 0.0
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -216,12 +240,14 @@ class TaskKind(ABC, Generic[ItemT]):
         """How many named labels a head of this kind has."""
         return 0
 
-    def positions(self, network: Any, batch: Batch) -> np.ndarray | torch.Tensor | None:
+    def positions(self, network: TaskNetwork[NoiseT], batch: Batch) -> np.ndarray | torch.Tensor | None:
         """Flat positions of the states that the head reads; None: all of them."""
         return network.first_positions(batch)
 
     @abstractmethod
-    def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
+    def logits(
+        self, network: TaskNetwork[NoiseT], hidden_BSD: torch.Tensor, batch: Batch, noise: NoiseT | None = None
+    ) -> torch.Tensor:
         """What the head says: B x C, B x S x C or B."""
 
     def graph_outputs(self, named: Mapping[str, Array], batch: Batch) -> Array:
@@ -287,7 +313,7 @@ class TaskKind(ABC, Generic[ItemT]):
     @abstractmethod
     def answers(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[ItemT], labels: tuple[str, ...], *, refuses: bool
-    ) -> list[Record]:
+    ) -> Sequence[Record]:
         """What each item is answered. `refuses`: the model may say that there is no answer."""
 
     @abstractmethod
@@ -316,48 +342,3 @@ class TaskKind(ABC, Generic[ItemT]):
             for number, label, prediction, value in rows[:NUM_WORST]
         ]
         return {"worst": records, "worst_by": by}
-
-
-def by_size(values: Array) -> list[int]:
-    """Numbers of the largest values, largest first."""
-    return [int(i) for i in np.argsort(-values, kind="stable")[:NUM_WORST]]
-
-
-def surest_mistakes(probs_NC: Array, truth_N: Array) -> list[int]:
-    """Numbers of the wrong choices, the surest first."""
-    wrong = np.flatnonzero(probs_NC.argmax(1) != truth_N)
-    return [int(i) for i in wrong[np.argsort(-probs_NC.max(1)[wrong], kind="stable")][:NUM_WORST]]
-
-
-def divergence(one: torch.Tensor, other: torch.Tensor, hidden: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean of the Kullback-Leibler divergences both ways between softmaxes over the last axis, of which `hidden`
-    places do not count."""
-    if hidden is not None:
-        one, other = one.masked_fill(hidden, float("-inf")), other.masked_fill(hidden, float("-inf"))
-    log_one, log_other = one.log_softmax(-1), other.log_softmax(-1)
-    logs = log_one - log_other
-    if hidden is not None:
-        logs = logs.masked_fill(hidden, 0.0)
-    return 0.5 * ((log_one.exp() - log_other.exp()) * logs).sum(-1)
-
-
-def softmax(logits_RC: Array) -> Array:
-    shifted = np.exp(logits_RC.astype(np.float64) - logits_RC.max(-1, keepdims=True))
-    return shifted / shifted.sum(-1, keepdims=True)
-
-
-def rounded(score: float) -> float:
-    """As files of answers have it: more digits would be noise."""
-    return round(float(score), 6)
-
-
-def log_of(probability: Array) -> Array:
-    return np.log(np.maximum(probability, SMALLEST))
-
-
-def cut_note(train: Path, how: str) -> str:
-    return f"no dev file: a fifth of {train.name} was set aside, {how}"
-
-
-def most_frequent(values: Sequence[Hashable]) -> Any:
-    return Counter(values).most_common(1)[0][0]

@@ -11,7 +11,7 @@ Shapes: N examples, F rows of an example, S spellings, P patterns, W words, C cl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ import numpy as np
 
 from remask.errors import ConfigError, DataError
 from remask.schema import Batch, Json, Values
-from remask.tasks.kind import Heads, Problem, Sums, TaskLoss, TaskSource, softmax
+from remask.tasks.kind import Heads, NoiseT, Problem, Sums, TaskLoss, TaskNetwork, TaskSource
+from remask.tasks.numbers import softmax
 from remask.tasks.patterns import TEXT2, Piece, Spelled, spell
 from remask.tasks.rows import Frame, Rows, cut
 from remask.tasks.settings import PromptSettings, RowSettings
@@ -103,30 +104,41 @@ class Prompt(Classify):
         assert self.spelled is not None, "patterns and words are bound to a vocabulary first"
         return self.spelled
 
-    def positions(self, network: Any, batch: Batch) -> torch.Tensor:
+    def positions(self, network: TaskNetwork[NoiseT], batch: Batch) -> torch.Tensor:
+        return self._masks(batch)
+
+    def _masks(self, batch: Batch) -> torch.Tensor:
+        """Their flat positions."""
         return (batch.input_ids_BS == self._ready.mask_id).flatten().nonzero().squeeze(1)
 
-    def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
+    def logits(
+        self, network: TaskNetwork[NoiseT], hidden_BSD: torch.Tensor, batch: Batch, noise: NoiseT | None = None
+    ) -> torch.Tensor:
         """scores_BS of the spellings that have as many tokens as a row has masks; 0 for the others."""
-        import torch
-
-        places_M = self.positions(network, batch)
-        scores_BS = hidden_BSD.new_zeros(batch.num_rows, len(self._ready.spellings), dtype=torch.float32)
-        counts_B = (batch.input_ids_BS == self._ready.mask_id).sum(1)
-        row_M = torch.arange(batch.num_rows, device=places_M.device).repeat_interleave(counts_B)
-        nth_M = torch.arange(len(places_M), device=places_M.device) - (counts_B.cumsum(0) - counts_B)[row_M]
-        for part in torch.arange(len(places_M), device=places_M.device).split(_MASKS_AT_ONCE):
-            log_probs_MV = network.masked_lm(hidden_BSD, places_M[part]).float().log_softmax(-1)
-            ids_MS, counts_MS = self._tokens_at(nth_M[part], counts_B[row_M[part]])
-            scores_BS = scores_BS.index_add(0, row_M[part], log_probs_MV.gather(1, ids_MS) * counts_MS)
-        return scores_BS
+        return self._spelling_scores(lambda places_M: network.masked_lm(hidden_BSD, places_M), batch)
 
     def graph_outputs(self, named: Mapping[str, Array], batch: Batch) -> Array:
         """From the scores of the whole vocabulary at every position, which a graph of a masked LM gives."""
         import torch
 
-        tensors = batch.map(torch.as_tensor)
-        return self.logits(_Said(), torch.as_tensor(named["logits"]), tensors).numpy()
+        logits_TV = torch.as_tensor(named["logits"]).flatten(0, 1)
+        return self._spelling_scores(lambda places_M: logits_TV[places_M], batch.map(torch.as_tensor)).numpy()
+
+    def _spelling_scores(self, logits_at: Callable[[torch.Tensor], torch.Tensor], batch: Batch) -> torch.Tensor:
+        """scores_BS, from the logits of the vocabulary at flat positions."""
+        import torch
+
+        places_M = self._masks(batch)
+        device = places_M.device
+        scores_BS = torch.zeros(batch.num_rows, len(self._ready.spellings), device=device)
+        counts_B = (batch.input_ids_BS == self._ready.mask_id).sum(1)
+        row_M = torch.arange(batch.num_rows, device=device).repeat_interleave(counts_B)
+        nth_M = torch.arange(len(places_M), device=device) - (counts_B.cumsum(0) - counts_B)[row_M]
+        for part in torch.arange(len(places_M), device=device).split(_MASKS_AT_ONCE):
+            log_probs_MV = logits_at(places_M[part]).float().log_softmax(-1)
+            ids_MS, counts_MS = self._tokens_at(nth_M[part], counts_B[row_M[part]])
+            scores_BS = scores_BS.index_add(0, row_M[part], log_probs_MV.gather(1, ids_MS) * counts_MS)
+        return scores_BS
 
     def _tokens_at(self, nth_M: torch.Tensor, counts_M: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The token of each spelling at each mask of its row, and how much it counts: 1 / its length, or nothing."""
@@ -227,13 +239,6 @@ class Prompt(Classify):
 
     def _mean(self, outputs: Sequence[Array]) -> Array:
         return np.mean(outputs, axis=0)
-
-
-class _Said:
-    """Stands for a network whose head has spoken already: its `hidden` states are scores of the vocabulary."""
-
-    def masked_lm(self, logits_BSV: torch.Tensor, places_M: torch.Tensor) -> torch.Tensor:
-        return logits_BSV.flatten(0, 1)[places_M]
 
 
 def _encoded(items: Sequence[Example], number: int, spaced: bool, tokenizer: Tokenizer) -> list[Array]:

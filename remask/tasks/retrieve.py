@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from remask.errors import ConfigError, DataError
 from remask.schema import Batch, Json
 from remask.tables import Cells, read_cells, require_columns
 from remask.tasks import ranking_scores
-from remask.tasks.glue import cut_by_group
-from remask.tasks.kind import Heads, Labelled, Problem, Sums, TaskKind, TaskLoss, TaskSource, cut_note
+from remask.tasks.glue import cut_by_group, cut_note
+from remask.tasks.kind import Heads, Labelled, NoiseT, Problem, Sums, TaskKind, TaskLoss, TaskNetwork, TaskSource
 from remask.tasks.records import Record
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import RetrieveSettings, RowSettings, TableSettings
@@ -263,7 +263,9 @@ class Retrieve(TaskKind[TextPair]):
         """Every network gives vectors, and none tells that it was taught to."""
         return False
 
-    def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
+    def logits(
+        self, network: TaskNetwork[NoiseT], hidden_BSD: torch.Tensor, batch: Batch, noise: NoiseT | None = None
+    ) -> torch.Tensor:
         return network.embed(hidden_BSD, batch.lengths_B)
 
     def loss(self, logits: torch.Tensor, batch: Batch, plan: TaskLoss) -> tuple[Sums, torch.Tensor | None]:
@@ -339,10 +341,10 @@ class Retrieve(TaskKind[TextPair]):
 
     def answers(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[TextPair], labels: tuple[str, ...], *, refuses: bool
-    ) -> list[Record]:
+    ) -> Sequence[Record]:
         raise ConfigError(ONLY_VECTORS)
 
-    def named(self, answer: Any, item: TextPair) -> Json:
+    def named(self, answer: Record, item: TextPair) -> Json:
         raise ConfigError(ONLY_VECTORS)
 
     def mean_outputs(self, models: Sequence[Sequence[Array]], rows: Rows) -> list[Array]:

@@ -19,6 +19,7 @@ from remask.tasks.tables import Example
 from remask.tokenizer import Tokenizer
 
 Array = np.ndarray
+Target = np.number | Array  # what Batch.labels holds of one group
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Rows:
 
     ids: list[Array]
     segments: list[Array] | None
-    labels: list[Any] | None  # None: not known
+    labels: Sequence[Target] | None  # None: not known
     example_of_row: Array
     group_size: int = 1
     label_per_token: bool = False
@@ -45,7 +46,7 @@ class Rows:
         """Tokens of each row, with those of its target."""
         if not self.label_per_target or self.labels is None:
             return self.lengths
-        return self.lengths + np.array([len(label) for label in self.labels], np.int64)
+        return self.lengths + np.array([np.size(label) for label in self.labels], np.int64)
 
     @property
     def num_groups(self) -> int:
@@ -99,7 +100,7 @@ def encode_rows(
     tokenizer: Tokenizer,
     frame: Frame,
     settings: RowSettings,
-    labels: Sequence[Any] | None = None,
+    labels: Sequence[Target] | None = None,
 ) -> Rows:
     """Rows of one or two texts; `labels` by example."""
     encoded = iter(tokenizer.encode_batch([text for example in examples for text in example.texts]))

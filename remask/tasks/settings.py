@@ -204,11 +204,6 @@ class LossSettings(Config):
         samples=[0.2], gt=0,
     )  # fmt: skip
 
-    @property
-    def num_passes(self) -> int:
-        """Forward and backward passes over every batch."""
-        return 1 + self.adversarial + bool(self.consistency)
-
 
 class RetrieveSettings(Config):
     """Task retrieve: where pairs come from and how they are learned."""

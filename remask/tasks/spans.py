@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -21,19 +21,9 @@ from remask.progress import counted
 from remask.schema import Batch, Json
 from remask.tables import Cells
 from remask.tasks import characters, squad
-from remask.tasks.glue import cut_by_group
-from remask.tasks.kind import (
-    Heads,
-    Labelled,
-    Problem,
-    Sums,
-    TaskKind,
-    TaskLoss,
-    TaskSource,
-    cut_note,
-    divergence,
-    rounded,
-)
+from remask.tasks.glue import cut_by_group, cut_note
+from remask.tasks.kind import Heads, Labelled, NoiseT, Problem, Sums, TaskKind, TaskLoss, TaskNetwork, TaskSource
+from remask.tasks.numbers import divergence, rounded
 from remask.tasks.records import Answer
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings
@@ -151,10 +141,12 @@ class Spans(TaskKind[Question]):
     def fits(self, heads: Heads) -> bool:
         return heads.span
 
-    def positions(self, network: Any, batch: Batch) -> None:
+    def positions(self, network: TaskNetwork[NoiseT], batch: Batch) -> None:
         return None
 
-    def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
+    def logits(
+        self, network: TaskNetwork[NoiseT], hidden_BSD: torch.Tensor, batch: Batch, noise: NoiseT | None = None
+    ) -> torch.Tensor:
         """B x S x 2, or x 3 where the network also says whether there is an answer: that logit at every position."""
         import torch
 
@@ -247,7 +239,7 @@ class Spans(TaskKind[Question]):
 
     def answers(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[Question], labels: tuple[str, ...], *, refuses: bool
-    ) -> list[Any]:
+    ) -> list[Answer]:
         answers = []
         for span in best_spans(outputs, rows, items):
             empty = refuses and span.null_odds > 0

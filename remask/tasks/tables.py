@@ -20,6 +20,7 @@ from remask.tables import Cells, read_cells, require_columns
 from remask.tasks.settings import TableSettings
 
 UNSEEN = "that are not in the training data"
+SET_ASIDE = "that only the rows set aside have, for there is no dev file: give one"
 _MISSING = ("", "nan", "NaN", "NAN", "null", "None")
 
 
@@ -109,7 +110,7 @@ def text_of(cells: Cells, column: str) -> str:
     return value
 
 
-def _label(cells: Cells, settings: TableSettings, kind: str) -> Any:
+def _label(cells: Cells, settings: TableSettings, kind: str) -> str | float | tuple[str, ...]:
     value = cells.values.get(settings.label)
     if kind == "multilabel":
         return _label_names(value, settings)

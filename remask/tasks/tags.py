@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,27 +22,13 @@ from remask.tables import TABLE_KINDS, Cells
 from remask.tasks import metrics
 from remask.tasks.conll import Sentence, check_tags, read_sentences, tag_names
 from remask.tasks.entities import entities, score_entities
-from remask.tasks.glue import cut_by_group
-from remask.tasks.kind import (
-    SET_ASIDE,
-    Heads,
-    Labelled,
-    Problem,
-    Sums,
-    TaskKind,
-    TaskLoss,
-    TaskSource,
-    by_size,
-    cut_note,
-    divergence,
-    log_of,
-    rounded,
-    softmax,
-)
+from remask.tasks.glue import cut_by_group, cut_note
+from remask.tasks.kind import Heads, Labelled, NoiseT, Problem, Sums, TaskKind, TaskLoss, TaskNetwork, TaskSource
+from remask.tasks.numbers import by_size, divergence, log_of, rounded, softmax
 from remask.tasks.records import Entity, Tagging
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import RowSettings, TableSettings
-from remask.tasks.tables import UNSEEN, BadRow, text_of
+from remask.tasks.tables import SET_ASIDE, UNSEEN, BadRow, text_of
 from remask.tasks.texts import foreign_labels
 from remask.tokenizer import Tokenizer
 from remask.tokenizer.words import BARE, BARE_MARK, character_class
@@ -122,10 +108,12 @@ class Tags(TaskKind[Sentence]):
     def num_labels(self, heads: Heads) -> int:
         return heads.num_tags or 0
 
-    def positions(self, network: Any, batch: Batch) -> None:
+    def positions(self, network: TaskNetwork[NoiseT], batch: Batch) -> None:
         return None
 
-    def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
+    def logits(
+        self, network: TaskNetwork[NoiseT], hidden_BSD: torch.Tensor, batch: Batch, noise: NoiseT | None = None
+    ) -> torch.Tensor:
         return network.tag(hidden_BSD, noise)
 
     def counts(self, batch: Batch, plan: TaskLoss) -> dict[str, float]:
@@ -200,7 +188,7 @@ class Tags(TaskKind[Sentence]):
 
     def answers(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[Sentence], labels: tuple[str, ...], *, refuses: bool
-    ) -> list[Any]:
+    ) -> list[Tagging]:
         return [
             Tagging(tuple(tag for tag, _ in words), tuple(_entities(item, words)))
             for item, words in zip(items, self._tagged(outputs, rows, items, labels), strict=True)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -22,30 +22,15 @@ from remask.progress import counted
 from remask.schema import Batch, Json
 from remask.tables import Cells
 from remask.tasks import metrics
-from remask.tasks.glue import cut_by_hash, read_glue, read_glue_file
-from remask.tasks.kind import (
-    SET_ASIDE,
-    Heads,
-    Labelled,
-    Problem,
-    Sums,
-    TaskKind,
-    TaskLoss,
-    TaskSource,
-    by_size,
-    cut_note,
-    divergence,
-    log_of,
-    most_frequent,
-    rounded,
-    softmax,
-    surest_mistakes,
-)
+from remask.tasks.glue import cut_by_hash, cut_note, read_glue, read_glue_file
+from remask.tasks.kind import Heads, Labelled, NoiseT, Problem, Sums, TaskKind, TaskLoss, TaskNetwork, TaskSource
+from remask.tasks.numbers import by_size, divergence, log_of, most_frequent, rounded, softmax, surest_mistakes
 from remask.tasks.records import Label
-from remask.tasks.rows import Frame, Rows, encode_rows
+from remask.tasks.rows import Frame, Rows, Target, encode_rows
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings
 from remask.tasks.specs import TASKS
 from remask.tasks.tables import (
+    SET_ASIDE,
     UNSEEN,
     Example,
     Table,
@@ -153,7 +138,9 @@ class TextKind(TaskKind[Example]):
 
     # ------------------------------------------------------------------------------------------------ network
 
-    def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
+    def logits(
+        self, network: TaskNetwork[NoiseT], hidden_BSD: torch.Tensor, batch: Batch, noise: NoiseT | None = None
+    ) -> torch.Tensor:
         return network.classify(hidden_BSD, batch.lengths_B, noise)
 
     def encode(
@@ -164,7 +151,7 @@ class TextKind(TaskKind[Example]):
         return encode_rows(items, tokenizer, frame, settings, values)
 
     @abstractmethod
-    def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
+    def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Target]:
         """What Batch.labels holds for each example."""
 
     # ------------------------------------------------------------------------------------------------ answers
@@ -183,7 +170,7 @@ class TextKind(TaskKind[Example]):
 
     def answers(
         self, outputs: Sequence[Array], rows: Rows, items: Sequence[Example], labels: tuple[str, ...], *, refuses: bool
-    ) -> list[Any]:
+    ) -> list[Label]:
         return [self.label(value, labels) for value in self.values(outputs, rows)]
 
     @abstractmethod
@@ -219,7 +206,7 @@ class Classify(TextKind):
     name, metric, form = "classify", "accuracy", "classify"
 
     def _notes(self, train: Sequence[Example]) -> list[str]:
-        first_label: dict[tuple[str, ...], Any] = {}
+        first_label: dict[tuple[str, ...], object] = {}
         unsure = {e.texts for e in train if first_label.setdefault(e.texts, e.label) != e.label}
         words = f"{counted(len(unsure), 'training text')} with different labels at different places"
         return [words] if unsure else []
@@ -266,7 +253,7 @@ class Classify(TextKind):
     def difference(self, one: torch.Tensor, other: torch.Tensor, batch: Batch) -> torch.Tensor:
         return weighted(divergence(one, other), batch)
 
-    def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
+    def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Target]:
         index = {name: i for i, name in enumerate(labels)}
         return [np.int64(index[e.label]) for e in items]
 
@@ -358,7 +345,7 @@ class Regress(TextKind):
         """Squared."""
         return weighted((one[:, 0] - other[:, 0]).square(), batch)
 
-    def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
+    def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Target]:
         return [np.float32(e.label) for e in items]
 
     def row_values(self, logits_RC: Array) -> Array:
@@ -417,7 +404,7 @@ class MultiLabel(TextKind):
         """Of every label's own yes or no."""
         return weighted(0.5 * ((one.sigmoid() - other.sigmoid()) * (one - other)).sum(1), batch)
 
-    def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Any]:
+    def label_values(self, items: Sequence[Example], labels: Sequence[str]) -> list[Target]:
         index = {name: i for i, name in enumerate(labels)}
         values = np.zeros((len(items), len(labels)), np.float32)
         for row, example in enumerate(items):

@@ -23,8 +23,9 @@ from remask.progress import counted
 from remask.schema import Batch, Json
 from remask.tables import Cells, read_cells, require_columns
 from remask.tasks import write_scores
-from remask.tasks.glue import cut_by_group
-from remask.tasks.kind import Heads, Labelled, Problem, Sums, TaskKind, TaskLoss, TaskSource, cut_note, rounded
+from remask.tasks.glue import cut_by_group, cut_note
+from remask.tasks.kind import Heads, Labelled, NoiseT, Problem, Sums, TaskKind, TaskLoss, TaskNetwork, TaskSource
+from remask.tasks.numbers import rounded
 from remask.tasks.records import Written
 from remask.tasks.rows import Frame, Rows
 from remask.tasks.settings import LossSettings, RowSettings, TableSettings
@@ -148,10 +149,12 @@ class Write(TaskKind[Passage]):
     def fits(self, heads: Heads) -> bool:
         return heads.writer is not None
 
-    def positions(self, network: Any, batch: Batch) -> None:
+    def positions(self, network: TaskNetwork[NoiseT], batch: Batch) -> None:
         return None
 
-    def logits(self, network: Any, hidden_BSD: torch.Tensor, batch: Batch, noise: Any = None) -> torch.Tensor:
+    def logits(
+        self, network: TaskNetwork[NoiseT], hidden_BSD: torch.Tensor, batch: Batch, noise: NoiseT | None = None
+    ) -> torch.Tensor:
         raise AssertionError("a writer has no logits for a row: it learns by `losses` and answers by drafts")
 
     def plan_loss(self, problem: Problem[Passage], settings: LossSettings, heads: Heads) -> TaskLoss:
@@ -162,7 +165,9 @@ class Write(TaskKind[Passage]):
         assert batch.target_lengths_B is not None
         return {"task": int(batch.target_lengths_B.sum())}
 
-    def losses(self, network: Any, batch: Batch, noise: Any, plan: TaskLoss) -> tuple[Sums, torch.Tensor | None]:
+    def losses(
+        self, network: TaskNetwork[NoiseT], batch: Batch, noise: NoiseT | None, plan: TaskLoss
+    ) -> tuple[Sums, torch.Tensor | None]:
         hidden_BSD = network.encode(batch, noise)
         total, right = network.write_loss(hidden_BSD, batch, noise, plan.label_smoothing)
         return {"task": total}, right
@@ -204,7 +209,7 @@ class Write(TaskKind[Passage]):
 
     def answers(
         self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage], labels: tuple[str, ...], *, refuses: bool
-    ) -> list[Any]:
+    ) -> list[Written]:
         return [
             Written(text_from(draft, written), draft.score, len(draft.ids), draft.finished)
             for draft, written in zip(outputs, rows.origins, strict=True)
@@ -228,7 +233,7 @@ class Write(TaskKind[Passage]):
         texts = [text_from(draft, written) for draft, written in zip(outputs, rows.origins, strict=True)]
         measures, signatures = self.measures(texts, [item.references for item in items])
         if rows.labels is not None and outputs[0].nats is not None:
-            nats = sum(draft.nats for draft in outputs) / sum(len(label) for label in rows.labels)
+            nats = sum(draft.nats for draft in outputs) / sum(np.size(label) for label in rows.labels)
             measures |= {"likelihood": -nats, "perplexity": math.exp(min(nats, 700.0))}
         by_item = write_scores.sentence_chrf(texts, [item.references for item in items])
         worst = [(int(i), items[i].references[0], texts[i], by_item[i]) for i in np.argsort(by_item, kind="stable")]

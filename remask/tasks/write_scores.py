@@ -8,11 +8,15 @@ when they are needed. Not here: what a task's measures are (write).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from remask.errors import UnavailableError, install_command
+from remask.errors import needs_extra
+
+if TYPE_CHECKING:
+    from rouge_score.rouge_scorer import RougeScorer
 
 NUM_DRAWS = 1000  # of the bootstrap
 References = Sequence[Sequence[str]]  # at least one for each text
@@ -25,19 +29,15 @@ def check_libraries(*, rouge: bool) -> None:
         _rouge_scorer()
 
 
-def _sacrebleu() -> Any:
-    try:
+def _sacrebleu() -> ModuleType:
+    with needs_extra("write", "BLEU and chrF need sacrebleu"):
         import sacrebleu
-    except ImportError:
-        raise UnavailableError(f"BLEU and chrF need sacrebleu: {install_command('write')}") from None
     return sacrebleu
 
 
-def _rouge_scorer() -> Any:
-    try:
+def _rouge_scorer() -> RougeScorer:
+    with needs_extra("write", "ROUGE needs rouge-score"):
         from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise UnavailableError(f"ROUGE needs rouge-score: {install_command('write')}") from None
     return RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=True)
 
 

@@ -11,9 +11,9 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from remask import signals
 from remask.artifacts import output_errors
@@ -68,7 +68,7 @@ def choose(parts: list[PlacedPart], settings: TextSettings, work: Path) -> np.nd
     return fates
 
 
-def _mapped(path: Path, dtype: Any, count: int) -> np.ndarray:
+def _mapped(path: Path, dtype: npt.DTypeLike, count: int) -> np.ndarray:
     return np.memmap(path, dtype, "w+", shape=(count,)) if count else np.zeros(0, dtype)
 
 

@@ -13,7 +13,7 @@ import unicodedata
 import zlib
 from typing import Any
 
-from remask.errors import UnavailableError, install_command
+from remask.errors import needs_extra
 from remask.text.plain import is_wrapped
 from remask.text.settings import CleanSettings, LanguageSettings
 from remask.text.shingles import share_of_symbols
@@ -79,12 +79,8 @@ def check_folding(settings: CleanSettings) -> None:
 @functools.cache
 def _folding(script: str) -> Any:
     """OpenCC's converter between the scripts, character by character and by phrases (頭髮 -> 头发)."""
-    try:
+    with needs_extra("zh", f"text.cleaning.chinese = {script}: needs the zh extra"):
         from opencc import OpenCC
-    except ImportError:
-        raise UnavailableError(
-            f"text.cleaning.chinese = {script}: needs the zh extra: {install_command('zh')}"
-        ) from None
     return OpenCC({"simplified": "t2s", "traditional": "s2t"}[script])
 
 

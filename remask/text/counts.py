@@ -136,17 +136,12 @@ def write_drops(
     its end."""
     seen: Counter[tuple[str, str]] = Counter()
     with output_errors(folder), (folder / DROPS).open("w", encoding="utf-8") as file:
-        for source, sample in [*_read_drops(of_parts), *_chosen_against(parts, fates)]:
+        while_reading = ((fact["source"], sample) for fact in of_parts for sample in fact["samples"])
+        for source, sample in [*while_reading, *_chosen_against(parts, fates)]:
             name = settings.sources[source].name
             seen[name, sample["reason"]] += 1
             if sample.get("is_file") or seen[name, sample["reason"]] <= MAX_SAMPLES:
                 file.write(one_line(json.dumps({"source": name, **sample}, ensure_ascii=False)) + "\n")
-
-
-def _read_drops(of_parts: Sequence[Values]) -> Iterator[tuple[int, Json]]:
-    for fact in of_parts:
-        for sample in fact["samples"]:
-            yield fact["source"], sample
 
 
 def _chosen_against(parts: Sequence[PlacedPart], fates: np.ndarray) -> Iterator[tuple[int, Json]]:

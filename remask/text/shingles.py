@@ -100,9 +100,10 @@ def share_of_symbols(text: str) -> float:
     else:
         # Marks that combine with letters count as neither, so that no script is taken for symbols.
         codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
-        classes = _classes()[np.minimum(codes, _TABLE_SIZE)]
+        known = np.minimum(codes, _TABLE_SIZE)
+        classes = _classes()[known]
         letters = np.count_nonzero(classes)
-        space = np.count_nonzero((codes <= 32) | (codes == 0x3000) | (codes == 0xA0) | _is_mark(codes))
+        space = np.count_nonzero((codes <= 32) | (codes == 0x3000) | (codes == 0xA0) | _marks()[known])
     visible = len(codes) - int(space)
     return 0.0 if visible == 0 else 1.0 - letters / visible
 
@@ -113,7 +114,3 @@ def _marks() -> np.ndarray:
 
     kinds = (unicodedata.category(chr(code))[0] == "M" for code in range(_TABLE_SIZE))
     return np.append(np.fromiter(kinds, bool, _TABLE_SIZE), False)
-
-
-def _is_mark(codes: np.ndarray) -> np.ndarray:
-    return _marks()[np.minimum(codes, _TABLE_SIZE)]

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from remask.errors import MissingInputError, UnavailableError, install_command
+from remask.errors import MissingInputError, needs_extra
 from remask.streams import UTF8
 from remask.tables import Fault, Record, lacking_columns, read_records
 from remask.tables.columnar import ROWS, batch_records
@@ -90,10 +90,8 @@ def _row(values: Sequence[object], place: str, reading: Reading) -> Iterator[Doc
 
 def read_hf(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
     """A data set by its name on the hub (or in the local cache), or a folder that `save_to_disk` wrote."""
-    try:
+    with needs_extra("hf", "hf: needs the hf extra"):
         import datasets
-    except ImportError:
-        raise UnavailableError(f"hf: needs the hf extra: {install_command('hf')}") from None
     name, source = portion.place, reading.source
     try:
         if os.path.isdir(name):

@@ -11,9 +11,11 @@ import re
 import warnings
 import zlib
 from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
 from typing import Any
 
-from remask.errors import UnavailableError, install_command
+from remask.errors import needs_extra
 from remask.streams import Stream, open_stream
 from remask.text.records import TOO_SLOW, Damaged, Document, Drop, Portion, Reading
 
@@ -108,21 +110,17 @@ def _resiliparse(html: str, main_content: bool = True) -> str:
     return extract_plain_text(html, main_content=main_content, list_bullets=False, links=False, alt_texts=False)
 
 
-def _everything(html: str) -> str:
-    return _resiliparse(html, main_content=False)
-
-
 def _trafilatura(html: str) -> str:
-    try:
+    with needs_extra("html", "reading.extractor trafilatura needs the html extra"):
         import trafilatura
-    except ImportError:
-        raise UnavailableError(
-            f"reading.extractor trafilatura needs the html extra: {install_command('html')}"
-        ) from None
     return trafilatura.extract(html) or ""
 
 
-EXTRACTORS = {"resiliparse": _resiliparse, "trafilatura": _trafilatura, "all": _everything}
+EXTRACTORS = {
+    "resiliparse": _resiliparse,
+    "trafilatura": _trafilatura,
+    "all": partial(_resiliparse, main_content=False),
+}
 
 
 # ----------------------------------------------------------------------------------------------------- WARC
@@ -149,7 +147,7 @@ def read_warc(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
         raise Damaged("damaged file", f"over {_MAX_RESUMES} damaged records")
 
 
-def _fastwarc() -> Any:
+def _fastwarc() -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of its own old names, while it is imported
         import fastwarc.warc

@@ -18,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from tokenizers import pre_tokenizers
 
-from remask.errors import UnavailableError, install_command
+from remask.errors import needs_extra
 
 # Classes of characters. OTHER is punctuation and symbols; BARE are letters of scripts without spaces. GPT-2's pattern
 # knows letters, numbers and the rest, marks being the rest: that class is in the two lowest bits.
@@ -92,12 +92,7 @@ def unit_starts(text: str) -> np.ndarray:
     if not text or has_odd_space(text):
         return _unit_starts(text)
     # Words between single spaces do not know of each other, and most were seen before.
-    return np.concatenate([_word_unit_starts(word) for word in text.replace(" ", "\n ").split("\n")])
-
-
-@lru_cache(maxsize=100_000)
-def _word_unit_starts(word: str) -> np.ndarray:
-    return _unit_starts(word)
+    return np.concatenate([_known_unit_starts(word) for word in text.replace(" ", "\n ").split("\n")])
 
 
 def _unit_starts(text: str) -> np.ndarray:
@@ -137,6 +132,9 @@ def _unit_starts(text: str) -> np.ndarray:
     return starts
 
 
+_known_unit_starts = lru_cache(maxsize=100_000)(_unit_starts)
+
+
 def token_word_starts(text: str, spans: np.ndarray) -> np.ndarray:
     """A bool per token, from the characters [start, end) of each: whether a word starts with it."""
     if len(spans) == 0:
@@ -153,10 +151,8 @@ _HAN_RUN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003
 
 
 def check_segmenter() -> None:
-    try:
+    with needs_extra("zh", "tokenizer.words = jieba: needs the zh extra"):
         import rjieba  # noqa: F401
-    except ImportError:
-        raise UnavailableError(f"tokenizer.words = jieba: needs the zh extra: {install_command('zh')}") from None
 
 
 def join_chinese(text: np.ndarray, begins: np.ndarray, starts: np.ndarray) -> None:

@@ -414,7 +414,7 @@ def _of_all_ranks(world: World, own: Sequence[Tensor], device: torch.device) -> 
 
 def _without_rows(loss: Loss) -> Loss:
     """The same names, of nothing."""
-    parts, metrics = (dict.fromkeys(values, LossPart(0.0, 0)) for values in (loss.parts, loss.metrics))
+    parts, metrics = (dict.fromkeys(values, LossPart(torch.zeros(()), 0)) for values in (loss.parts, loss.metrics))
     return Loss(parts, metrics)
 
 

@@ -14,14 +14,14 @@ import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from remask import artifacts
 from remask.config import dump, to_yaml
 from remask.data.order import key_of
-from remask.errors import GaveUpError, UnavailableError, UsageError, install_command
+from remask.errors import GaveUpError, UsageError, needs_extra
 from remask.progress import Progress
 from remask.schema import Json, Values
 from remask.tune.finetune import finetune
@@ -49,7 +49,9 @@ def search(run: TuneRun, out: Path, *, progress: Progress, allow_change: Sequenc
     """Trials until there are as many as asked for; then best.yaml and results.json."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise UsageError("tune runs in one process; give each trial's fine-tuning more ranks with finetune instead")
-    optuna = _optuna()
+    with needs_extra("tune", "tune needs optuna"):
+        import optuna
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     with artifacts.lock(out):
         identity = {"run": dump(run) | {"search": dump(run.search) | {"trials": None}}}
         check_identity(identity, TuneRun(), out, allow_change)
@@ -57,23 +59,16 @@ def search(run: TuneRun, out: Path, *, progress: Progress, allow_change: Sequenc
         # Only what was given: a value that stands in the file would be kept, and not searched, when it is run again.
         given = yaml.safe_dump(run.model_dump(mode="json", exclude_unset=True), sort_keys=False, allow_unicode=True)
         artifacts.write_bytes(out / "run.yaml", given.encode())
-        study = _study(run, out, optuna)
-        trials = _proposals(study, _spaces(run, optuna), run, out, progress, optuna)
+        study = _study(run, out)
+        trials = _proposals(study, _spaces(run), run, out, progress)
         sweep(finetune, _fixed(run), trials, progress=progress, may_fail=(_Pruned, GaveUpError))
-        return _results(study, run, out, optuna)
+        return _results(study, run, out)
 
 
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise UnavailableError(f"tune needs optuna: {install_command('tune')}") from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
-def _spaces(run: TuneRun, optuna: Any) -> dict[str, optuna.distributions.BaseDistribution]:
+def _spaces(run: TuneRun) -> dict[str, optuna.distributions.BaseDistribution]:
     """What varies, by its short name: neither what has one value only nor what the user gave a value of its own."""
+    import optuna
+
     made, ranges = optuna.distributions, run.search
     rates = ranges.lr
     if rates is None:
@@ -94,24 +89,27 @@ def _spaces(run: TuneRun, optuna: Any) -> dict[str, optuna.distributions.BaseDis
     return spaces
 
 
-def _study(run: TuneRun, out: Path, optuna: Any) -> optuna.Study:
+def _study(run: TuneRun, out: Path) -> optuna.Study:
     """The journal as it is on the disk, without what a kill left of it."""
-    journal = optuna.storages.journal
+    import optuna
+
     path = out / "trials.journal"
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # ours alone: the folder is locked
     if path.is_file():
         whole = path.read_bytes()
         if not whole.endswith(b"\n"):
             artifacts.write_bytes(path, whole[: whole.rfind(b"\n") + 1])
-    storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path)))
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
     pruner = optuna.pruners.MedianPruner(n_startup_trials=4) if run.search.prune else optuna.pruners.NopPruner()
     return optuna.create_study(
         storage=storage, study_name="remask", direction="maximize", pruner=pruner, load_if_exists=True
     )
 
 
-def _next_trial(study: optuna.Study, spaces: Values, run: TuneRun, optuna: Any) -> optuna.Trial | None:
+def _next_trial(study: optuna.Study, spaces: Values, run: TuneRun) -> optuna.Trial | None:
     """The trial that a kill cut short, or a new one; None where there are enough."""
+    import optuna
+
     states = optuna.trial.TrialState
     open_ones = study.get_trials(states=(states.RUNNING,))
     if open_ones:
@@ -121,7 +119,7 @@ def _next_trial(study: optuna.Study, spaces: Values, run: TuneRun, optuna: Any) 
             if len(study.trials) >= run.search.trials:
                 return None
             # Stored with all its values in one line of the journal: from here on a kill changes nothing.
-            study.enqueue_trial(_proposed(study, spaces, run, optuna))
+            study.enqueue_trial(_proposed(study, spaces, run))
         trial = study.ask()
     for name, space in spaces.items():
         if isinstance(space, optuna.distributions.CategoricalDistribution):
@@ -131,8 +129,10 @@ def _next_trial(study: optuna.Study, spaces: Values, run: TuneRun, optuna: Any) 
     return trial
 
 
-def _proposed(study: optuna.Study, spaces: Values, run: TuneRun, optuna: Any) -> Json:
+def _proposed(study: optuna.Study, spaces: Values, run: TuneRun) -> Json:
     """The next values, from a sampler that knows the finished trials and has a seed of its own: no state to keep."""
+    import optuna
+
     seed = key_of("search", run.seed, len(study.trials)) & 0x7FFF_FFFF
     if run.search.sampler == "random":
         sampler = optuna.samplers.RandomSampler(seed=seed)
@@ -153,25 +153,24 @@ def _fixed(run: TuneRun) -> FinetuneRun:
     return run.with_values({name: ends[0] for name, ends in values.items() if ends and len(set(ends)) == 1})
 
 
-def _proposals(
-    study: optuna.Study, spaces: Values, run: TuneRun, out: Path, progress: Progress, optuna: Any
-) -> Iterator[Trial]:
+def _proposals(study: optuna.Study, spaces: Values, run: TuneRun, out: Path, progress: Progress) -> Iterator[Trial]:
     """Trials one after the other; optuna hears how each ended before it proposes the next."""
-    while (trial := _next_trial(study, spaces, run, optuna)) is not None:
-        ended = partial(_tell, study, trial, progress, optuna)
+    while (trial := _next_trial(study, spaces, run)) is not None:
+        ended = partial(_tell, study, trial, progress)
         yield Trial(trial.params, _folder(out, trial.number), _reporter(study, trial), ended)
-        _drop_losers(study, out, optuna)
+        _drop_losers(study, out)
 
 
-def _tell(study: optuna.Study, trial: optuna.Trial, progress: Progress, optuna: Any, outcome: Outcome) -> None:
+def _tell(study: optuna.Study, trial: optuna.Trial, progress: Progress, outcome: Outcome) -> None:
     """Optuna hears how a trial ended."""
-    states = optuna.trial.TrialState
+    from optuna.trial import TrialState
+
     if isinstance(outcome, _Pruned):
         progress.say(f"  below the median of the others: trial {trial.number} ends")
-        study.tell(trial, state=states.PRUNED)
+        study.tell(trial, state=TrialState.PRUNED)
     elif isinstance(outcome, Exception):
         progress.warn(f"trial {trial.number} diverged: {outcome}")
-        study.tell(trial, state=states.FAIL)
+        study.tell(trial, state=TrialState.FAIL)
     else:
         study.tell(trial, outcome["score"])
 
@@ -189,25 +188,27 @@ def _reporter(study: optuna.Study, trial: optuna.Trial) -> Report:
     return report
 
 
-def _drop_losers(study: optuna.Study, out: Path, optuna: Any) -> None:
+def _drop_losers(study: optuna.Study, out: Path) -> None:
     """Only the best trial so far keeps its weights."""
-    best = _best(study, optuna)
+    best = _best(study)
     for trial in study.trials:
         if best is None or trial.number != best.number:
             drop_weights(_folder(out, trial.number))
 
 
-def _best(study: optuna.Study, optuna: Any) -> optuna.trial.FrozenTrial | None:
+def _best(study: optuna.Study) -> optuna.trial.FrozenTrial | None:
     """The first of those with the highest score."""
-    done = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+    from optuna.trial import TrialState
+
+    done = study.get_trials(states=(TrialState.COMPLETE,))
     return max(done, key=lambda trial: (trial.value, -trial.number), default=None)
 
 
 # ------------------------------------------------------------------------------------------------------- results
 
 
-def _results(study: optuna.Study, run: TuneRun, out: Path, optuna: Any) -> Json:
-    best = _best(study, optuna)
+def _results(study: optuna.Study, run: TuneRun, out: Path) -> Json:
+    best = _best(study)
     if best is None:
         raise GaveUpError(f"{out}: no trial came to its end; lower learning rates (search.lr) may help")
     chosen = _fixed(run).with_values(best.params)

@@ -55,7 +55,7 @@ def test_lines_are_inside_the_frame_and_higher_is_higher() -> None:
             [Series("<b>&", [(1, 1)]), Series("'", [(1, 2), (3, 4)])], x_name="<x>", y_name="y", rules=[Rule("&", 3)]
         ),
         line_chart([], x_name="x", y_name="y"),
-        bar_chart([Bar("<a>", 0.5, 0.4, 0.6, (0.4, 0.6)), Bar("b", 0, 0, 0)], label="accuracy", highest=1.0),
+        bar_chart([Bar("<a>", 0.5, 0.4, 0.6, (0.4, 0.6)), Bar("b", 0, 0, 0)], label="accuracy"),
         heat_map([[3, 1], [0, 2]], ["<a>", "'b'"], row_name="true", column_name="said"),
         heat_map([[int(i == j) for i in range(30)] for j in range(30)], ["<b>"] * 30, row_name="t", column_name="s"),
         point_map([Point(0, 1, "<a>", "<b>"), Point(2, 1, "b", "'")], label="<map>"),
@@ -84,7 +84,7 @@ def test_a_band_lies_around_its_line() -> None:
 
 
 def test_a_bar_is_as_long_as_its_value_says() -> None:
-    html = bar_chart([Bar("a", 0.01), Bar("b", 0.5, 0.4, 0.6, (0.4, 0.6), mark=0.75)], label="x", highest=1.0)
+    html = bar_chart([Bar("a", 0.01), Bar("b", 0.5, 0.4, 0.6, (0.4, 0.6), mark=0.75)], label="x")
     assert re.findall(r"class='bar' style='width:([0-9.]+)%", html) == ["1.00", "50.00"]
     assert re.findall(r"class='sample' style='left:([0-9.]+)%", html) == ["40.00", "60.00"]
     assert re.findall(r"class='dot-middle' style='left:([0-9.]+)%", html) == ["75.00"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from remask.tasks.kind import softmax
 from remask.tasks.kinds import KINDS
+from remask.tasks.numbers import softmax
 from remask.tasks.rows import Rows
 
 

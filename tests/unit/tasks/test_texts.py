@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from remask.errors import DataError
-from remask.tasks.kind import softmax, surest_mistakes
 from remask.tasks.kinds import KINDS
+from remask.tasks.numbers import softmax, surest_mistakes
 from remask.tasks.rows import Rows
 from remask.tasks.tables import Example
 from remask.tasks.texts import TextKind
