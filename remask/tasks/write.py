@@ -267,7 +267,8 @@ class Translate(Write):
     """A text in another language."""
 
     name, metric = "translate", "bleu"
-    decode: ClassVar[Json] = {"beams": 4}
+    # Without no_repeat a young model's likeliest text is now and then one syllable for ever (EXPERIMENTS.md).
+    decode: ClassVar[Json] = {"beams": 4, "no_repeat": 3}
 
     def fits(self, heads: Heads) -> bool:
         return False  # a decoder alone does not say what it was taught: it is asked to `write`
@@ -279,7 +280,6 @@ class Summarise(Translate):
     name, metric = "summarise", "rouge_l"
     baseline_words = "the first sentence"
     rouge = True
-    decode: ClassVar[Json] = {"beams": 4, "no_repeat": 3}
 
     def simple(self, parts: Sequence[str]) -> str:
         """The first sentence."""
@@ -293,7 +293,6 @@ class Reply(Translate):
     name, metric = "reply", "likelihood"
     baseline_words = "the last turn again"
     between = "\n"
-    decode: ClassVar[Json] = {"beams": 4, "no_repeat": 3}
 
     def _needed(self, cells: Cells, table: TableSettings) -> list[str]:
         if table.target not in cells.values and isinstance(cells.values.get(table.source), list):
