@@ -274,7 +274,8 @@ def _joined_ray(workers: int) -> ModuleType:
         cpus, dashboard = (None, None) if address else (max(1, workers), False)
         try:
             ray.init(
-                address=address, num_cpus=cpus, include_dashboard=dashboard, log_to_driver=False,
+                # "local": without an address Ray would join whatever cluster somebody runs on this machine.
+                address=address or "local", num_cpus=cpus, include_dashboard=dashboard, log_to_driver=False,
                 logging_level=logging.ERROR,
             )  # fmt: skip
         except ConnectionError as error:

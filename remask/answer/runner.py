@@ -20,7 +20,6 @@ from remask import signals
 from remask.answer.costs import Costs, measured
 from remask.answer.decoding import OnStep, write
 from remask.model.encoder import Positions
-from remask.model.gathered import whole_vectors
 from remask.model.network import Network
 from remask.model.shapes import to_device
 from remask.precision import autocast
@@ -38,8 +37,8 @@ Drafting = tuple[DecodeSettings, int]  # how a text is written, and its most tok
 Check = Callable[[], None]  # called after every batch; may raise to end the work, as at a signal
 
 BATCH_TOKENS = 16_384  # padded tokens a forward pass without gradients
-# A batch goes on while its rows are at least this share of its longest one and take as many vectors of keys, or while
-# it is smaller than this: attention is computed on padded rows, but a small batch does not fill the machine.
+# A batch goes on while its rows are at least this share of its longest one, or while it is smaller than this: attention
+# is computed on padded rows, but a small batch does not fill the machine.
 _LIKE_LENGTH = 0.75
 _SMALL_BATCH = 256
 
@@ -208,8 +207,8 @@ def alike(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         if numbers:
             longest = lengths[numbers[0]]
-            unlike = lengths[i] < _LIKE_LENGTH * longest or whole_vectors(lengths[i]) < whole_vectors(longest)
-            if (unlike and size >= _SMALL_BATCH) or (len(numbers) + 1) * longest > batch_tokens:
+            unlike = lengths[i] < _LIKE_LENGTH * longest and size >= _SMALL_BATCH
+            if unlike or (len(numbers) + 1) * longest > batch_tokens:
                 yield numbers
                 numbers, size = [], 0
         numbers.append(i)

@@ -87,6 +87,9 @@ class ReadyView:
     def is_end_to_end(self, *_: Any) -> bool:
         return self.runs is not None
 
+    def is_gathered(self, *_: Any) -> bool:
+        return False  # that is for answers, which are not compiled
+
     def per_row(self, num_tokens: int) -> list[int]:
         return []  # what is dropped is known
 
