@@ -322,13 +322,14 @@ def text_from(draft: Draft, written: Tokenizer, *, strip: bool = True) -> str:
 
 
 def _texts_of(cells: Cells, column: str) -> list[str]:
-    """A text, or a list of them, none of which is empty."""
+    """A text, or a list of them. Blank ones are left out: splitters of sentences leave some."""
     value = cells.values.get(column)
     if not isinstance(value, list):
         return [text_of(cells, column)]
-    if not value or not all(isinstance(part, str) and part.strip() for part in value):
+    texts = [part for part in value if not isinstance(part, str) or part.strip()]
+    if not texts or not all(isinstance(part, str) for part in texts):
         raise BadRow("empty text", f"column {column!r} must hold a text or a list of texts, not {str(value)[:60]!r}")
-    return value
+    return texts
 
 
 def _encode_targets(items: Sequence[Passage], written: Tokenizer, length: int) -> tuple[list[Array], int]:

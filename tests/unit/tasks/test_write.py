@@ -56,6 +56,12 @@ def test_bad_rows(tmp_path: Path) -> None:
     ):
         opened("write", [good, empty], tmp_path)
     assert opened("write", [good, empty], tmp_path, bad_rows="drop").facts == {"dropped": {"empty text": 2}}
+    blank = {"source": ["a", "  ", "c"], "target": ["", "b"]}  # as splitters of sentences leave them
+    (passage, _) = opened("write", [blank, good], tmp_path).train
+    assert (passage.source, passage.references) == ("a c", ("b",))
+    for nothing in ([" "], ["a", 1]):
+        with pytest.raises(DataError, match=r"rows.jsonl:1: column 'source' must hold"):
+            opened("write", [{"source": nothing, "target": "b"}], tmp_path)
 
 
 def test_rows_and_targets(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> None:
