@@ -161,7 +161,8 @@ def complete_network(
 
     frequencies_V = tokens.log_frequencies(network.settings.vocab_size)
     if not has_head:
-        counted.quiet_head(network, frequencies_V)
+        assert network.heads.masked_lm is not None, "pretraining has the masked-LM head"
+        counted.quiet_head(network.heads.masked_lm, frequencies_V)
     new_ids = [token for token, was in enumerate(old_ids) if was < 0]
     num_new = len(new_ids)
     if settings.bias == "frequencies":

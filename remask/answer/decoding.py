@@ -1,4 +1,5 @@
-"""Which token comes next: the likeliest, the likeliest beginnings side by side (beams), or one by chance.
+"""Which token comes next: the likeliest, the likeliest beginnings side by side (beams), or one by chance; or which of
+the source's own sentences is taken.
 
 In: a network that writes and the states of some sources. Out: a `Draft` for each. All sources of a batch are written
 at once, keys and values are kept, a source that is done leaves the batch; nothing depends on what else is in it. Beams
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ from torch import Tensor
 
 from remask.model.decoder import Decoder, Memory, Source
 from remask.model.network import Network
-from remask.schema import Batch
+from remask.schema import IGNORE, Batch
 from remask.tasks.settings import DecodeSettings
 from remask.tasks.write import Draft
 
 # Shapes: B sources, W beams of a source, R = B x W texts, L tokens of a text so far, V vocabulary, C candidates.
 
 _CHUNK = 64  # logits whose largest is looked at first, when the largest of all are wanted
+Candidates = Sequence[Sequence[tuple[np.ndarray, bool]]]  # of every source (ids, whether they are whole)
 OnStep = Callable[[Sequence[tuple[int, int]]], None]  # after every step: (number of a source, token) chosen for good
 
 
@@ -78,6 +80,26 @@ def write(
     if settings.beams > 1:
         return _beams(writer, batch.num_rows, settings, max_length, on_step)
     return _one_by_one(writer, batch.num_rows, settings, max_length, pick_of(settings, batch), on_step)
+
+
+def take_sentences(
+    network: Network, batch: Batch, hidden_BSD: Tensor, settings: DecodeSettings, candidates_B: Candidates
+) -> list[Draft]:
+    """For each source the one of its sentences that the decoder finds likeliest, by length. Nothing is made up."""
+    drafts = []
+    for row, candidates in enumerate(candidates_B):
+        ids = [ids for ids, _ in candidates]
+        lengths_C = torch.tensor([len(one) for one in ids], device=hidden_BSD.device)
+        labels_CL = torch.full((len(ids), int(lengths_C.max())), IGNORE, device=hidden_BSD.device)
+        for place, one in enumerate(ids):
+            labels_CL[place, : len(one)] = torch.from_numpy(one.astype(np.int64))
+        same_C = torch.full((len(ids),), row, device=hidden_BSD.device)
+        asked = replace(batch.map(lambda x, same_C=same_C: x[same_C]), labels=labels_CL, target_lengths_B=lengths_C)
+        scores_C = -network.write_losses(hidden_BSD[same_C], asked) / lengths_C**settings.length_penalty
+        best = int(scores_C.argmax())
+        whole = candidates[best][1]
+        drafts.append(Draft(ids[best][:-1] if whole else ids[best], float(scores_C[best]), whole))
+    return drafts
 
 
 # ------------------------------------------------------------------------------------------- one text a source

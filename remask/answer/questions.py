@@ -242,7 +242,7 @@ class Questions:
             scored = with_priors(kind, outputs[count:]) if calibrate else kind
             return scored.answers(outputs[:count], rows, items, labels, refuses=False) if items else []
 
-        return Question(_pairs(rows), self.runner.reading(kind), answer)
+        return Question(_pairs(rows), self.runner.reading(kind, rows), answer)
 
     # -------------------------------------------------------------------------------------------------- tasks
 
@@ -275,7 +275,7 @@ class Questions:
             self.on_text(size)
             return self.reader.read(outputs, rows, items, task)
 
-        return Question(_pairs(rows), self.runner.reading(task.kind, task.drafting, on_step), answer)
+        return Question(_pairs(rows), self.runner.reading(task.kind, rows, task.drafting, on_step), answer)
 
     def _refuse_long(self, items: Sequence[Item], task: StoredTask, settings: RowSettings) -> None:
         longest = next(item for item in items if self.reader.encode([item], task=task, rows=settings).num_cut)
@@ -344,9 +344,10 @@ class Questions:
         self, texts: Sequence[str], changes: DecodeChanges, order: MaskOrder, on_step: OnStep | None
     ) -> Question[list[Written]]:
         """An encoder alone: masks after each text, filled one by one."""
-        if (changes.beams or 1) > 1:
+        if (changes.beams or 1) > 1 or changes.by == "sentences":
+            asked = "by = sentences" if changes.by == "sentences" else f"beams = {changes.beams}"
             raise CannotError(
-                f"{self.folder.name}: beams = {changes.beams}: this model has no decoder; it continues a text by "
+                f"{self.folder.name}: {asked}: this model has no decoder; it continues a text by "
                 "filling masks, one after the other (fine-tune it with --task write for a decoder)"
             )
         settings = changes.over(DecodeSettings(no_repeat=3))

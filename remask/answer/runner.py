@@ -18,7 +18,7 @@ from torch import Tensor
 
 from remask import signals
 from remask.answer.costs import Costs, measured
-from remask.answer.decoding import OnStep, write
+from remask.answer.decoding import OnStep, take_sentences, write
 from remask.model.encoder import Positions
 from remask.model.network import Network
 from remask.model.shapes import to_device
@@ -86,7 +86,7 @@ class Runner:
         """What a task's head says about every row; an output per token is cut to the row's length. A kind that writes
         says a draft, `drafting` how, with what the row's target costs where it has one."""
         segments = rows.segments or [np.zeros_like(ids) for ids in rows.ids]
-        reading = self.reading(kind, drafting)
+        reading = self.reading(kind, rows, drafting)
         results = self.run(list(zip(rows.ids, segments, strict=True)), [reading] * len(rows.ids), check)
         outputs = [results[i] for i in range(len(rows.ids))]
         if not kind.writes or rows.labels is None:
@@ -107,11 +107,14 @@ class Runner:
             check()
         return nats
 
-    def reading(self, kind: TaskKind, drafting: Drafting | None = None, on_step: OnStep | None = None) -> Reading:
+    def reading(
+        self, kind: TaskKind, rows: Rows, drafting: Drafting | None = None, on_step: OnStep | None = None
+    ) -> Reading:
         """The head of a task, read as the kind reads it."""
         if kind.writes:
             assert drafting is not None, "a kind that writes must be told how"
-            return self.drafts(drafting, on_step)
+            by_sentences = drafting[0].by == "sentences"
+            return self.sentences(drafting, rows) if by_sentences else self.drafts(drafting, on_step)
 
         def read(batch: Batch, hidden_BSD: Tensor) -> list[Array]:
             outputs = kind.logits(self.network, hidden_BSD, batch).float().cpu().numpy()
@@ -149,6 +152,22 @@ class Runner:
             return drafts
 
         return Reading(("write", settings, max_length, on_step), read)
+
+    def sentences(self, drafting: Drafting, rows: Rows) -> Reading:
+        """Which sentence of a row's source the decoder takes. A row is known by its ids: the same ids are the same
+        sentences."""
+        settings, max_length = drafting
+        origins = {ids.astype(np.int64).tobytes(): origin for ids, origin in zip(rows.ids, rows.origins, strict=True)}
+
+        def read(batch: Batch, hidden_BSD: Tensor) -> list[Draft]:
+            ids_BS, lengths = batch.input_ids_BS.cpu().numpy().astype(np.int64), batch.lengths_B.tolist()
+            asked = [origins[ids[:length].tobytes()] for ids, length in zip(ids_BS, lengths, strict=True)]
+            limit = min(max_length, self.network.settings.max_length)
+            candidates = [origin.sentences(length, limit) for origin, length in zip(asked, lengths, strict=True)]
+            self.num_tokens += sum(len(ids) for some in candidates for ids, _ in some)
+            return take_sentences(self.network, batch, hidden_BSD, settings, candidates)
+
+        return Reading(("sentences", settings, max_length, id(rows)), read)
 
     def run(self, rows: Sequence[Row], readings: Sequence[Reading], check: Check | None = None) -> dict[int, Any]:
         """What is read of every row, by its number."""

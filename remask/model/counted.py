@@ -17,6 +17,7 @@ from torch import Tensor
 
 from remask.model.encoder import Attention
 from remask.model.factors import one_thread
+from remask.model.heads import MaskedLm
 from remask.model.network import Network
 from remask.model.settings import ModelSettings
 
@@ -140,14 +141,12 @@ def _compare(qkv_MD: Tensor, directions_DP: Tensor, head_size: int) -> None:
 
 
 @torch.no_grad()
-def quiet_head(network: Network, log_frequencies_V: np.ndarray) -> None:
-    """A masked-LM head that a trained encoder did not have: it starts by answering the frequencies, whatever the state.
-    Trained embeddings can be long (rows of 5.7 in a real model): under a random head they would answer with certainty,
-    and wrongly. The last norm grows as it learns which directions help."""
-    masked_lm = network.heads.masked_lm
-    assert masked_lm is not None, "pretraining has the masked-LM head"
+def quiet_head(masked_lm: MaskedLm, log_frequencies_V: np.ndarray) -> None:
+    """A head over the vocabulary that a trained encoder did not have: it starts by answering the frequencies, whatever
+    the state. Trained embeddings can be long (rows of 5.7 in a real model): under a random head they would answer with
+    certainty, and wrongly. The last norm grows as it learns which directions help."""
     masked_lm.norm.weight.fill_(0.0)  # its own gradient is not 0, so that the rest of the head learns a step later
-    start_bias(network, log_frequencies_V)
+    masked_lm.bias.copy_(torch.from_numpy(log_frequencies_V))
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from remask.schema import Json
+from remask.tasks.settings import DecodeBy
 
 MAX_BODY_BYTES = 2_000_000
 MAX_INPUTS = 256
@@ -192,7 +193,7 @@ MAX_WRITTEN = 32  # texts of a request: each token of each is a pass of its own
 class Write(Asked):
     most_inputs = MAX_WRITTEN
     inputs: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_WRITTEN)]
-    by: Literal["beams", "sampling"] | None = None
+    by: DecodeBy | None = None
     beams: Annotated[int, BeforeValidator(_whole), Field(ge=1, le=16)] | None = None
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     no_repeat: Annotated[int, BeforeValidator(_whole), Field(ge=0, le=16)] | None = None

@@ -372,15 +372,18 @@ def _ask_to_write(
     model: Model, inputs: list[Any], options: Json, say: Callable[[str], None]
 ) -> Question[list[Written]]:
     from remask.answer.questions import StreamedError, tell_text
-    from remask.tasks.settings import DecodeChanges
+    from remask.tasks.settings import DecodeChanges, DecodeSettings
 
     known = {name: options[name] for name in DecodeChanges.model_fields if options[name] is not None}
     changes = DecodeChanges.model_validate(known)
     on_step = None
     if options["stream"]:
-        beams = changes.beams or (model.reader.tasks["write"].decode.beams if "write" in model.reader.tasks else 1)
-        if beams > 1 and changes.by != "sampling":
-            raise StreamedError(f"stream: with {beams} beams no token is certain before the end; send beams = 1")
+        decode = model.reader.tasks["write"].decode if "write" in model.reader.tasks else DecodeSettings()
+        decode = changes.over(decode)
+        if decode.beams > 1:
+            raise StreamedError(f"stream: with {decode.beams} beams no token is certain before the end; send beams = 1")
+        if decode.by == "sentences":
+            raise StreamedError("stream: a sentence of the source is taken as a whole; send by = sampling or beams = 1")
         if options["order"] == "certainty":
             raise StreamedError("stream: masks filled by certainty have no order to read in; send order = left")
         on_step = tell_text(model.reader.targets or model.tokenizer, say)

@@ -26,7 +26,17 @@ from remask.errors import GaveUpError, MissingInputError
 from remask.progress import Progress
 from remask.reports.runs import read_run
 from remask.schema import Json, Values
-from remask.studies.plan import Cell, StudyPlan, Variant, cell_fingerprint, cell_folder, task_folder, tuned
+from remask.studies.plan import (
+    Cell,
+    StudyPlan,
+    Variant,
+    cell_fingerprint,
+    cell_folder,
+    measures_of,
+    task_folder,
+    tasks_of,
+    tuned,
+)
 from remask.studies.settings import MEASURES
 from remask.workers import num_cores
 
@@ -148,7 +158,7 @@ class _Work:
         scale = self.plan.scale
         # Always measured, shown or not: it tells whether the run is broken.
         parts = {"heldout": self._once("heldout", partial(measures.heldout, judge, heldout, scale.heldout_rows))}
-        for name in self.plan.study.evaluations:
+        for name in [*measures_of(self.plan.study, self.cell), *tasks_of(self.plan.study)]:
             if name == "blimp":
                 tasks = task_folder(self.plan.study.tasks, name)
                 measure = partial(measures.minimal_pairs, judge, tasks, scale.max_pairs, self.progress)

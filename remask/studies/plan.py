@@ -132,6 +132,13 @@ def tasks_of(study: StudyRun) -> list[str]:
     return [evaluation for evaluation in study.evaluations if evaluation not in MEASURES]
 
 
+def measures_of(study: StudyRun, cell: Cell) -> list[str]:
+    """What is measured without training. A model without a sentence loss has no head to ask about sentences, so its
+    cell is the same one in tables that ask and in those that do not."""
+    asks = cell.run.data.sentence_loss != "none"
+    return [name for name in study.evaluations if name in MEASURES and (asks or name != "sentence")]
+
+
 def tuned(plan: StudyPlan, task: str, row: StudyRow, place: str, **given: object) -> FinetuneRun:
     """The fine-tuning of a task: its recipe, below what scale, study and row say."""
     values: dict[str, object] = {"task": task, "max_train": plan.scale.max_train, "max_dev": plan.scale.max_dev}
@@ -181,7 +188,7 @@ def cell_fingerprint(plan: StudyPlan, cell: Cell, data: Mapping[Variant, Path]) 
         "run": run,
         "data": data_fingerprint(data[cell.variant]),
         "origin": None if origin is None else [cell.row.start_from is not None, cell_fingerprint(plan, origin, data)],
-        "measures": {name: _limits(scale, name) for name in study.evaluations if name in MEASURES},
+        "measures": {name: _limits(scale, name) for name in measures_of(study, cell)},
         "tasks": {
             task: [dump(tuned(plan, task, cell.row, cell.label)), _hashes(task, task_folder(study.tasks, task))]
             for task in tasks_of(study)

@@ -69,12 +69,16 @@ class RowSettings(Config):
     target_length: int = setting(128, "writing: most tokens of a target, its end included; longer ones are cut", ge=2)
 
 
+DecodeBy = Literal["beams", "sampling", "sentences"]
+
+
 class DecodeSettings(Config):
     """How a text is written, token by token."""
 
-    by: Literal["beams", "sampling"] = switch(
-        "beams", "keep the likeliest beginnings, or draw every token by chance", effect="math"
-    )
+    by: DecodeBy = switch(
+        "beams", "keep the likeliest beginnings, draw every token by chance, or take the likeliest of the source's own "
+        "sentences, word for word", effect="math",
+    )  # fmt: skip
     beams: int = switch(
         1, "beginnings that are kept; 1: the likeliest token each time", effect="math", samples=[3], ge=1, le=64
     )
@@ -103,8 +107,8 @@ class DecodeSettings(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.by == "sampling" and self.beams > 1:
-            raise ValueError(f"beams = {self.beams} goes with by = beams: sampling draws one text")
+        if self.by != "beams" and self.beams > 1:
+            raise ValueError(f"beams = {self.beams} goes with by = beams: there are none with {self.by}")
         return self
 
 
@@ -114,7 +118,7 @@ MaskOrder = Literal["left", "certainty"]  # in which an encoder alone fills the 
 class DecodeChanges(Config):
     """How to write otherwise than a model was scored; null: as it was."""
 
-    by: Literal["beams", "sampling"] | None = setting(None, "keep the likeliest beginnings, or draw by chance")
+    by: DecodeBy | None = setting(None, "keep the likeliest beginnings, draw by chance, or take a sentence")
     beams: int | None = setting(None, "beginnings that are kept; 1: the likeliest token each time", ge=1, le=64)
     length_penalty: float | None = setting(None, "above 1: longer texts", ge=-100, le=100)
     no_repeat: int | None = setting(None, "no sequence of so many tokens comes twice", ge=0)
@@ -125,9 +129,9 @@ class DecodeChanges(Config):
     max_length: int | None = setting(None, "most tokens of a text", ge=1)
 
     def over(self, decode: DecodeSettings) -> DecodeSettings:
-        """The settings with what is said here. Asked to sample and nothing else, it draws one text."""
+        """The settings with what is said here. Asked to sample or to take a sentence, it needs no beams."""
         given = self.model_dump(exclude_none=True)
-        if given.get("by") == "sampling":
+        if given.get("by", "beams") != "beams":
             given.setdefault("beams", 1)
         try:
             return DecodeSettings.model_validate(decode.model_dump() | given)

@@ -60,6 +60,31 @@ class Draft:
     nats: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a row was made from, and the vocabulary that drafts about it are read with."""
+
+    written: Tokenizer
+    source: str
+
+    def text(self, draft: Draft) -> str:
+        return text_from(draft, self.written)
+
+    def sentences(self, room: int, max_length: int) -> list[tuple[Array, bool]]:
+        """(ids with their end, whether they are whole) of the source's sentences, as far as they are in the first
+        `room` tokens, which is what the model reads; always the first one."""
+        found: list[tuple[Array, bool]] = []
+        for ids in self.written.encode_batch(SENTENCE_END.split(self.source.strip())):
+            if len(ids) == 0:
+                continue
+            room -= len(ids)
+            if found and room < 0:
+                break
+            whole = len(ids) < max_length
+            found.append((np.append(ids, self.written.eos_id) if whole else ids[:max_length], whole))
+        return found
+
+
 class Write(TaskKind[Passage]):
     """Any text from any other."""
 
@@ -181,7 +206,7 @@ class Write(TaskKind[Passage]):
         self, items: Sequence[Passage], labels: Sequence[str], tokenizer: Tokenizer, frame: Frame,
         settings: RowSettings, *, labelled: bool = True,
     ) -> Rows:  # fmt: skip
-        """Rows whose `origins` are the vocabulary that drafts are read with."""
+        """Rows with an `Origin` each."""
         if settings.long_texts == "windows":
             raise ConfigError("rows.long_texts = windows: a text is written about one row; cut is what there is")
         written = frame.targets or tokenizer
@@ -204,15 +229,15 @@ class Write(TaskKind[Passage]):
             np.arange(len(items), dtype=np.int64),
             label_per_target=True,
             num_cut=num_cut,
-            origins=[written] * len(items),
+            origins=[Origin(written, item.source) for item in items],
         )
 
     def answers(
         self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage], labels: tuple[str, ...], *, refuses: bool
     ) -> list[Written]:
         return [
-            Written(text_from(draft, written), draft.score, len(draft.ids), draft.finished)
-            for draft, written in zip(outputs, rows.origins, strict=True)
+            Written(origin.text(draft), draft.score, len(draft.ids), draft.finished)
+            for draft, origin in zip(outputs, rows.origins, strict=True)
         ]
 
     def named(self, answer: Written, item: Passage) -> Json:
@@ -230,7 +255,7 @@ class Write(TaskKind[Passage]):
         return self._score(outputs, rows, items, labels)
 
     def _score(self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage], labels: tuple[str, ...]) -> Json:
-        texts = [text_from(draft, written) for draft, written in zip(outputs, rows.origins, strict=True)]
+        texts = [origin.text(draft) for draft, origin in zip(outputs, rows.origins, strict=True)]
         measures, signatures = self.measures(texts, [item.references for item in items])
         if rows.labels is not None and outputs[0].nats is not None:
             nats = sum(draft.nats for draft in outputs) / sum(np.size(label) for label in rows.labels)
@@ -245,7 +270,7 @@ class Write(TaskKind[Passage]):
         }
 
     def tested(self, outputs: Sequence[Any], rows: Rows, items: Sequence[Passage]) -> Json:
-        texts = [text_from(draft, written) for draft, written in zip(outputs, rows.origins, strict=True)]
+        texts = [origin.text(draft) for draft, origin in zip(outputs, rows.origins, strict=True)]
         simple, references = [item.simple for item in items], [item.references for item in items]
         return {"p_against_simple": write_scores.paired_bootstrap(texts, simple, references)}
 

@@ -27,6 +27,8 @@ from remask.tune.settings import FinetuneRun, TaskFiles
 from remask.tune.units import Units
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from remask.answer.reader import Reader
     from remask.model.network import Network
     from remask.model.settings import HeadSettings, ModelSettings, WriterSettings
@@ -224,7 +226,7 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     stored = start.reader.stored
     other_task = stored is not None and stored.name != part.problem.task  # classes 0 and 1 are no sign of the same
     if part.problem.kind.writes:
-        return writing_network(network, heads, settings, seed)
+        return writing_network(network, heads, settings, seed, part.train_rows)
     if (loaded.labels or ()) != part.problem.labels or other_task:
         kept = HeadSettings(pooling=loaded.heads.pooling, masked_lm=heads.masked_lm and loaded.heads.masked_lm)
         network = with_heads(network, kept, seed)  # another task's head goes
@@ -235,15 +237,31 @@ def fresh_network(run: FinetuneRun, start: Start, part: Part, seed: int) -> Netw
     return network
 
 
-def writing_network(network: Network, heads: HeadSettings, settings: ModelSettings, seed: int) -> Network:
-    """The model with a decoder that starts from its encoder and masked LM; one that writes already goes on."""
+def writing_network(
+    network: Network, heads: HeadSettings, settings: ModelSettings, seed: int, train_rows: Rows
+) -> Network:
+    """The model with a decoder that starts from its encoder and masked LM; one that writes already goes on. Without a
+    masked LM, as embedding models are, it starts by writing tokens as often as the targets have them."""
+    from remask.model.counted import quiet_head
     from remask.model.network import with_heads
 
     changed = with_heads(network, heads, seed, settings)
     if network.heads.writer is None:
-        assert changed.heads.writer is not None
-        changed.heads.writer.start_from(changed.encoder, network.heads.masked_lm)
+        writer = changed.heads.writer
+        assert writer is not None
+        writer.start_from(changed.encoder, network.heads.masked_lm)
+        if network.heads.masked_lm is None:
+            quiet_head(writer.lm, target_frequencies(train_rows, len(writer.lm.bias)))
     return changed
+
+
+def target_frequencies(rows: Rows, vocab_size: int) -> np.ndarray:
+    """Natural logarithm of every id's share of the targets, each counted once more than it is there."""
+    import numpy as np
+
+    assert rows.labels is not None, "targets are known in training"
+    counts_V = np.bincount(np.concatenate([np.ravel(label) for label in rows.labels]), minlength=vocab_size) + 1
+    return np.log(counts_V / counts_V.sum())
 
 
 def model_settings(run: FinetuneRun, settings: ModelSettings) -> ModelSettings:

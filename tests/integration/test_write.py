@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import math
 import random
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,6 +22,7 @@ from remask.config import build_run
 from remask.errors import ConfigError, DataError
 from remask.exports.hf import export_hf
 from remask.progress import Progress
+from remask.tokenizer import load_tokenizer
 from remask.tune.finetune import finetune
 from remask.tune.settings import FinetuneRun
 
@@ -92,6 +94,11 @@ def test_it_writes_about_its_source(taught: Path) -> None:
     several = model.write([" red green", " blue"], beams=3)
     assert [written.text for written in several] == ["warm cold", "big"]
     assert model.write(" red green", by="sampling", top_k=1).text == "warm cold"
+    source, other = " slow. red green. warm cold.", " blue"
+    taken = model.write([source, other], by="sentences", max_length=6)
+    assert taken[0].text in ("slow.", "red green.", "warm cold.")  # the source's own, word for word
+    assert [taken[1].text, taken[1].finished] == ["blue", True]
+    assert taken[0] == model.write(source, by="sentences", max_length=6)
     with pytest.raises(ConfigError, match="beam_size"):
         model.write(" red", beam_size=3)
     with pytest.raises(DataError, match="fills masks"):
@@ -99,6 +106,29 @@ def test_it_writes_about_its_source(taught: Path) -> None:
     look = model.look_across(" red green", "warm cold")
     assert look.attentions.shape == (2, 2, len(look.written), len(look.source))
     np.testing.assert_allclose(look.attentions.sum(-1), 1.0, atol=1e-4)
+
+
+def test_a_model_without_a_masked_lm_starts_at_the_frequencies(encoder: Path, tmp_path: Path) -> None:
+    """Its long vectors under a fresh head would write with certainty, and wrongly."""
+    from remask.model.network import with_heads
+    from remask.model.settings import HeadSettings
+    from remask.model.store import open_model, save_model
+
+    known = open_model(encoder)
+    network = with_heads(known.network, HeadSettings(), 0)
+    with torch.no_grad():
+        network.encoder.embeddings.tokens.weight.mul_(20.0)
+    save_model(tmp_path / "vectors", network, known.tokenizer_folder)
+    rows = [{"source": f" {word}", "target": " red" if number % 4 else " blue"} for number, word in enumerate(PAIRS)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 4))
+    options = {"train.epochs": 1.0, "train.learning_rate": 1e-9}
+    run = run_for(tmp_path / "vectors", tmp_path / "rows.jsonl", tmp_path / "rows.jsonl", **options)
+    values = finetune(run, tmp_path / "out", progress=quiet())
+    tokenizer = load_tokenizer(known.tokenizer_folder)
+    ids = np.concatenate([np.append(tokenizer.encode(row["target"]), tokenizer.eos_id) for row in rows * 4])
+    counts_V = np.bincount(ids, minlength=tokenizer.vocab_size) + 1
+    by_frequency = -np.log(counts_V / counts_V.sum())[ids].mean()
+    assert math.log(values["metrics"]["perplexity"]) == pytest.approx(by_frequency, abs=1e-3)
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(
@@ -212,6 +242,12 @@ def test_over_http(taught: Path, task_model: Path) -> None:
         assert [name for name, _ in events] == ["text"] * (len(events) - 1) + ["done"]
         assert "".join(data["text"] for name, data in events if name == "text").strip() == "warm cold"
         assert events[-1][1]["outputs"][0]["text"] == "warm cold"
+        status, body, _ = server.ask("/v1/write", {"inputs": [" warm. red.", " blue"], "by": "sentences"})
+        assert (status, body["outputs"][1]["text"]) == (200, "blue")
+        status, body, _ = server.ask("/v1/write", {"inputs": " red. blue", "by": "sentences", "stream": True})
+        assert (status, "as a whole" in body["error"]["message"]) == (422, True)
+        status, body, _ = server.ask("/v1/write", {"model": "plain", "inputs": " red", "by": "sentences"})
+        assert (status, "by = sentences" in body["error"]["message"]) == (422, True)
         status, body, _ = server.ask("/v1/write", {"inputs": " red green", "beams": 3, "stream": True})
         assert (status, "beams" in body["error"]["message"]) == (422, True)
         assert server.ask("/v1/write", {"model": "none", "inputs": " red", "stream": True})[0] == 404

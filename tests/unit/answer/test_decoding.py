@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from remask.answer.decoding import _largest, write
+from remask.answer.decoding import _largest, take_sentences, write
 from remask.answer.mask_writing import fill_masks
 from remask.errors import ConfigError
 from remask.model.network import Network, build_network
@@ -161,9 +162,36 @@ def test_an_encoder_fills_masks_one_by_one(order: Any) -> None:
     assert [draft.ids.tolist() for draft in together] == [filled((i,))[0].ids.tolist() for i in range(4)]
 
 
+@torch.inference_mode()
+def test_the_likeliest_sentence_is_taken() -> None:
+    """By its log probability over its length, each sentence scored alone; a cut one keeps all its tokens."""
+    network, batch = network_of(), batch_of()
+    rng = np.random.default_rng(1)
+    candidates = [[(np.append(rng.integers(4, 400, n), 2), True) for n in (3, 6, 2)] for _ in LENGTHS]
+    candidates[1] = [(rng.integers(4, 400, 7), False)]
+
+    def cost(row: int, ids: np.ndarray) -> float:
+        alone = batch_of((row,))
+        asked = replace(alone, labels=torch.from_numpy(ids)[None], target_lengths_B=torch.tensor([len(ids)]))
+        return float(network.write_losses(network.encode(alone), asked))
+
+    for penalty in (1.0, 0.0):
+        settings = DecodeSettings(by="sentences", length_penalty=penalty)
+        taken = take_sentences(network, batch, network.encode(batch), settings, candidates)
+        for row, (draft, some) in enumerate(zip(taken, candidates, strict=True)):
+            scores = [-cost(row, ids) / len(ids) ** penalty for ids, _ in some]
+            ids, whole = some[int(np.argmax(scores))]
+            assert draft.ids.tolist() == ids[: -1 if whole else None].tolist()
+            assert draft.score == pytest.approx(max(scores), abs=1e-4)
+            assert draft.finished == whole
+        lengths = [len(draft.ids) for draft in taken]
+        assert penalty == 1.0 or lengths == [2, 7, 2, 2]  # not divided by its length, the shortest wins
+
+
 def test_settings_that_contradict_each_other() -> None:
-    with pytest.raises(ValidationError, match="sampling draws one text"):
+    with pytest.raises(ValidationError, match="there are none with sampling"):
         DecodeSettings(by="sampling", beams=2)
     assert DecodeChanges(by="sampling").over(DecodeSettings(beams=4)).beams == 1
-    with pytest.raises(ConfigError, match="sampling draws one text"):
+    assert DecodeChanges(by="sentences").over(DecodeSettings(beams=4)).beams == 1
+    with pytest.raises(ConfigError, match="there are none with sampling"):
         DecodeChanges(by="sampling", beams=2).over(DecodeSettings())

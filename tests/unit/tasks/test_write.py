@@ -16,7 +16,7 @@ from remask.tasks.kind import TaskSource
 from remask.tasks.kinds import kind_of, kinds_for
 from remask.tasks.rows import Rows, frame_for
 from remask.tasks.settings import RowSettings, TableSettings, TaskBatchSettings
-from remask.tasks.write import Draft
+from remask.tasks.write import Draft, Origin
 from remask.tokenizer import load_tokenizer
 
 
@@ -86,6 +86,13 @@ def test_rows_and_targets(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> N
     assert scored["metrics"]["likelihood"] == pytest.approx(-4.0 / tokens)
     assert scored["metrics"]["perplexity"] == pytest.approx(np.exp(4.0 / tokens))
     assert scored["worst"][0]["label"] == "The quick brown fox jumps"
+    origin = Origin(tokenizer, "The fox. It is brown! Why? It jumps over the lazy dog.")
+    sizes = [len(tokenizer.encode(text)) for text in ("The fox.", "It is brown!", "Why?")]
+    sentences = origin.sentences(sum(sizes), 99)  # the last one is not among the tokens that are read
+    assert [tokenizer.decode(ids[:-1]) for ids, _ in sentences] == ["The fox.", "It is brown!", "Why?"]
+    assert {(int(ids[-1]), whole) for ids, whole in sentences} == {(tokenizer.eos_id, True)}
+    (cut, whole), *others = origin.sentences(1, 2)  # never none; too long for the limit
+    assert (len(cut), whole, others) == (2, False, [])
     with pytest.raises(DataError, match="no numbers"):
         problem.kind.score([Draft(drafts[0].ids, 0.0, True, float("nan")), drafts[1]], encoded, problem.train, ())
 
