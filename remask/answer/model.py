@@ -211,9 +211,9 @@ class Model:
     ) -> Written | list[Written]:
         """What the model writes about each text (a tuple: its sentences or turns); for one text its own record.
 
-        `decode`: beams, length_penalty, no_repeat, max_length, by ("sampling"), temperature, top_k, top_p, seed; what
-        is not said is as the model was scored. A model without a decoder continues a text by filling masks after it,
-        in the `order` "left" (to right) or "certainty" (the surest first).
+        `decode`: beams, length_penalty, no_repeat, max_length, by ("beams", "sampling", "sentences"), temperature,
+        top_k, top_p, seed; what is not said is as the model was scored. A model without a decoder continues a text by
+        filling masks after it, in the `order` "left" (to right) or "certainty" (the surest first).
         """
         several = [texts] if isinstance(texts, str) else list(texts)
         changes = build_values(DecodeChanges, decode, place="write")

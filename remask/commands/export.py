@@ -42,6 +42,8 @@ def command(common: Common, words: str, out: Path, keep: tuple[str, ...], **opti
     result = api.export(run, out=out)
     for reason in result.get("no_class", ()):
         common.progress.warn(f"transformers has no class for {reason}; written in remask's own layout")
+    for way in result.get("no_decoding", ()):
+        common.progress.warn(f"transformers cannot decode by {way}: its generate takes the likeliest token each time")
     if result.get("side"):
         common.progress.say(
             f"{result['class']} has no place for {', '.join(result['side'])}: in remask_heads.safetensors"

@@ -218,7 +218,11 @@ def _publish_writer(source: Source, tokenizer: Tokenizer, out: Path, how: Publis
         text = model_card("EncoderDecoderModel", source.settings, source.heads, tokenizer, how.card, [])
         (aside / "README.md").write_text(text, encoding="utf-8")
         parameters = sum(tensor.numel() for tensor in tensors.values())
-        return {"format": "hf", "class": "EncoderDecoderModel", "parameters": parameters, "side": [], "no_class": []}
+        missing = ["sentences"] if stored is not None and stored.decode.by == "sentences" else []
+        return {
+            "format": "hf", "class": "EncoderDecoderModel", "parameters": parameters, "side": [], "no_class": [],
+            "no_decoding": missing,
+        }  # fmt: skip
 
     inputs = {"model": str(source.folder.name)}
     return publish(out, "hf", fill, config=config, inputs=inputs, replace=how.replace, key=how.key)

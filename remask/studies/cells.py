@@ -71,10 +71,19 @@ def read_result(place: Place) -> Json | None:
     return result if isinstance(result, dict) and result.get("fingerprint") == place.fingerprint else None
 
 
+def lacks_model(place: Place, result: Values) -> bool:
+    """Of a finished cell the results may have been kept alone; the model is trained again where another cell goes on
+    from it."""
+    return not result["broken"] and not (place.folder / "pretrain" / "model").is_dir()
+
+
 def make_cell(plan: StudyPlan, cell: Cell, place: Place, progress: Progress) -> Json:
     """Train and measure, or go on with it; nothing is done twice."""
     with artifacts.lock(place.folder):
         if (done := read_result(place)) is not None:
+            goes_on = any((other.origin, other.seed) == (cell.label, cell.seed) for other in plan.cells)
+            if goes_on and lacks_model(place, done):
+                _Work(plan, cell, place, progress).pretrained()
             return done
         result: Json = {
             "fingerprint": place.fingerprint,

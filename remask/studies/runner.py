@@ -21,7 +21,7 @@ from remask.config import to_yaml
 from remask.errors import Stopped
 from remask.progress import Progress, duration
 from remask.schema import Json
-from remask.studies.cells import Place, make_cell, place_of, read_result
+from remask.studies.cells import Place, lacks_model, make_cell, place_of, read_result
 from remask.studies.data import open_data
 from remask.studies.plan import StudyPlan, Variant, make_plan, numbered
 from remask.studies.settings import PARENT_VARIABLE, StudyRun
@@ -90,12 +90,16 @@ def _do(
     file = out / run.name / "study.yaml"
     artifacts.write_bytes(file, to_yaml(run).encode())
     crashed: dict[tuple[str, int], str] = {}
+    unfinished = [cell for cell in plan.cells if read_result(places[cell.label, cell.seed]) is None]
+    origins = {(cell.origin, cell.seed) for cell in unfinished}
     for needs_others in (False, True):
         waiting = [cell for cell in plan.cells if (cell.origin is not None) == needs_others]
         jobs: dict[str, _Job] = {}  # by fingerprint: rows that are the same are one cell
         for cell in waiting:
             place = places[cell.label, cell.seed]
-            if read_result(place) is None and place.fingerprint not in jobs:
+            result = read_result(place)
+            is_done = result is not None and not ((cell.label, cell.seed) in origins and lacks_model(place, result))
+            if not is_done and place.fingerprint not in jobs:
                 jobs[place.fingerprint] = _job(run, cell.label, cell.seed, file, out)
         workers = min(run.workers or num_cores(), len(jobs))
         if not jobs:

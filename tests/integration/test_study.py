@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from click.testing import CliRunner
 
 from remask.__main__ import cli
 from remask.config import build_run
+from remask.errors import MissingInputError
 from remask.progress import Progress
 from remask.studies.runner import study_cell
 from remask.studies.settings import StudyRun
@@ -128,3 +130,25 @@ def test_one_cell_for_a_job_array_can_be_dropped_in(tiny_prepared: Path, tmp_pat
     again = study_cell(here, tmp_path / "out", "same as plain", 0, progress=Progress(quiet=True))
     assert again["metrics"] == made["metrics"]
     assert len(list((tmp_path / "out" / "cells").iterdir())) == 1, "it was found, not trained again"
+
+
+def test_a_model_that_was_not_kept_is_trained_again_where_a_row_goes_on_from_it(
+    tiny_prepared: Path, tmp_path: Path
+) -> None:
+    """Results of finished cells are kept alone, as on another machine: two small files each."""
+    file, out = tmp_path / "mine.yaml", tmp_path / "out"
+    file.write_text(STUDY.replace("  plain: {}\n", "  plain: {}\n  longer: {start_from: plain}\n"))
+    options = {"prepared": str(tiny_prepared), "seeds": 1, "name": "mine"}
+    run = build_run(StudyRun, file, options=options).run
+    made = study_cell(run, out, "plain", 0, progress=Progress(quiet=True))
+    assert not made["broken"]
+    model = Path(made["folder"]) / "pretrain/model/model.safetensors"
+    weights = model.read_bytes()
+    kept = results(out)
+    shutil.rmtree(model.parents[1])
+    with pytest.raises(MissingInputError, match=r"make that one first \(--row 1\)"):
+        study_cell(run, out, "longer", 0, progress=Progress(quiet=True))
+    assert study_cell(run, out, "plain", 0, progress=Progress(quiet=True)) == made
+    assert model.read_bytes() == weights
+    assert results(out) == kept, "what was measured stands"
+    assert study_cell(run, out, "longer", 0, progress=Progress(quiet=True))["metrics"] != made["metrics"]

@@ -54,6 +54,18 @@ def test_a_fingerprint_is_of_contents_not_of_names_and_places(tiny_prepared: Pat
     assert marks <= others
 
 
+def test_a_model_without_a_sentence_loss_is_one_cell_whether_sentences_are_asked_about_or_not(
+    tiny_prepared: Path,
+) -> None:
+    rows = {"plain": {}, "pairs": {"settings": {"data": {"format": "segment-pair", "sentence_loss": "nsp"}}}}
+    marks = []
+    for evaluations in (["heldout"], ["heldout", "sentence"]):
+        plan = make_plan(a_study(rows=rows, evaluations=evaluations, seeds=1))
+        marks.append([cell_fingerprint(plan, cell, {PLAIN: tiny_prepared}) for cell in plan.cells])
+    assert marks[0][0] == marks[1][0]
+    assert marks[0][1] != marks[1][1]
+
+
 def test_a_row_that_takes_a_model_comes_after_it_and_has_its_run() -> None:
     rows = {
         "later": {"model_of": "first", "tune": {"train": {"epochs": 1.0}}},
