@@ -41,9 +41,11 @@ SENTENCE_END = re.compile(r"(?<=[.!?。！？])\s+")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What is read, what may be written about it (nothing where it is not known), and what a simple rule would say."""
+    """What is read (its parts, where it came as a list), what may be written about it (nothing where it is not known),
+    and what a simple rule would say."""
 
     source: str
+    parts: tuple[str, ...]
     references: tuple[str, ...]
     simple: str
     place: str
@@ -65,7 +67,7 @@ class Origin:
     """What a row was made from, and the vocabulary that drafts about it are read with."""
 
     written: Tokenizer
-    source: str
+    parts: tuple[str, ...]
 
     def text(self, draft: Draft) -> str:
         return text_from(draft, self.written)
@@ -74,7 +76,8 @@ class Origin:
         """(ids with their end, whether they are whole) of the source's sentences, as far as they are in the first
         `room` tokens, which is what the model reads; always the first one."""
         found: list[tuple[Array, bool]] = []
-        for ids in self.written.encode_batch(SENTENCE_END.split(self.source.strip())):
+        sentences = self.parts if len(self.parts) > 1 else _sentences(self.parts[0])
+        for ids in self.written.encode_batch([sentence.strip() for sentence in sentences]):
             if len(ids) == 0:
                 continue
             room -= len(ids)
@@ -148,7 +151,7 @@ class Write(TaskKind[Passage]):
     def passage(self, parts: list[str], references: tuple[str, ...], place: str, table: TableSettings) -> Passage:
         """A source in one or several parts."""
         source = self.between.join(part.strip() for part in parts)
-        return Passage(source, references, self.simple(parts), place)
+        return Passage(source, tuple(parts), references, self.simple(parts), place)
 
     def simple(self, parts: Sequence[str]) -> str:
         """What a rule without a model says: the source itself."""
@@ -229,7 +232,7 @@ class Write(TaskKind[Passage]):
             np.arange(len(items), dtype=np.int64),
             label_per_target=True,
             num_cut=num_cut,
-            origins=[Origin(written, item.source) for item in items],
+            origins=[Origin(written, item.parts) for item in items],
         )
 
     def answers(
@@ -339,6 +342,17 @@ class Reply(Translate):
 
     def simple(self, parts: Sequence[str]) -> str:
         return parts[-1]
+
+
+def _sentences(text: str) -> list[str]:
+    """A text's sentences by their signs. Less than three words are no sentence ("e. g."): they go with the next."""
+    sentences = [""]
+    for piece in SENTENCE_END.split(text.strip()):
+        if len(sentences[-1].split()) >= 3:
+            sentences.append(piece)
+        else:
+            sentences[-1] = f"{sentences[-1]} {piece}".strip()
+    return sentences
 
 
 def text_from(draft: Draft, written: Tokenizer, *, strip: bool = True) -> str:

@@ -94,9 +94,9 @@ def test_it_writes_about_its_source(taught: Path) -> None:
     several = model.write([" red green", " blue"], beams=3)
     assert [written.text for written in several] == ["warm cold", "big"]
     assert model.write(" red green", by="sampling", top_k=1).text == "warm cold"
-    source, other = " slow. red green. warm cold.", " blue"
+    source, other = " slow red new. red green red. warm cold.", " blue"
     taken = model.write([source, other], by="sentences", max_length=6)
-    assert taken[0].text in ("slow.", "red green.", "warm cold.")  # the source's own, word for word
+    assert taken[0].text in ("slow red new.", "red green red.", "warm cold.")  # the source's own, word for word
     assert [taken[1].text, taken[1].finished] == ["blue", True]
     assert taken[0] == model.write(source, by="sentences", max_length=6)
     with pytest.raises(ConfigError, match="beam_size"):

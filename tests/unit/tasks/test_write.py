@@ -86,10 +86,13 @@ def test_rows_and_targets(tmp_path: Path, tiny_tokenizers: dict[str, Path]) -> N
     assert scored["metrics"]["likelihood"] == pytest.approx(-4.0 / tokens)
     assert scored["metrics"]["perplexity"] == pytest.approx(np.exp(4.0 / tokens))
     assert scored["worst"][0]["label"] == "The quick brown fox jumps"
-    origin = Origin(tokenizer, "The fox. It is brown! Why? It jumps over the lazy dog.")
-    sizes = [len(tokenizer.encode(text)) for text in ("The fox.", "It is brown!", "Why?")]
-    sentences = origin.sentences(sum(sizes), 99)  # the last one is not among the tokens that are read
-    assert [tokenizer.decode(ids[:-1]) for ids, _ in sentences] == ["The fox.", "It is brown!", "Why?"]
+    origin = Origin(tokenizer, ("The fox is here. It is brown! E. g. why? It jumps over the lazy dog.",))
+    told = ["The fox is here.", "It is brown!", "E. g. why?"]  # too short for sentences, such pieces stay together
+    room = sum(len(tokenizer.encode(text)) for text in told)
+    sentences = origin.sentences(room, 99)  # the last one is not among the tokens that are read
+    assert [tokenizer.decode(ids[:-1]) for ids, _ in sentences] == told
+    listed = Origin(tokenizer, ("One. Two.", " Three"))  # a source that came as a list says what its sentences are
+    assert [tokenizer.decode(ids[:-1]) for ids, _ in listed.sentences(99, 99)] == ["One. Two.", "Three"]
     assert {(int(ids[-1]), whole) for ids, whole in sentences} == {(tokenizer.eos_id, True)}
     (cut, whole), *others = origin.sentences(1, 2)  # never none; too long for the limit
     assert (len(cut), whole, others) == (2, False, [])
