@@ -76,8 +76,8 @@ def write(
 ) -> list[Draft]:
     """A draft for each source of the batch, of at most `max_length` tokens with its end."""
     max_length = min(max_length, network.settings.max_length)
-    writer = Writer(network, batch, hidden_BSD, settings.beams, settings.cached)
-    if settings.beams > 1:
+    writer = Writer(network, batch, hidden_BSD, settings.num_beams, settings.cached)
+    if settings.num_beams > 1:
         return _beams(writer, batch.num_rows, settings, max_length, on_step)
     return _one_by_one(writer, batch.num_rows, settings, max_length, pick_of(settings, batch), on_step)
 

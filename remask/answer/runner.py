@@ -167,7 +167,7 @@ class Runner:
             self.num_tokens += sum(len(ids) for some in candidates for ids, _ in some)
             return take_sentences(self.network, batch, hidden_BSD, settings, candidates)
 
-        return Reading(("sentences", settings, max_length, id(rows)), read)
+        return Reading(("sentences", settings, max_length, id(origins)), read)
 
     def run(self, rows: Sequence[Row], readings: Sequence[Reading], check: Check | None = None) -> dict[int, Any]:
         """What is read of every row, by its number."""

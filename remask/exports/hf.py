@@ -239,8 +239,8 @@ def _generation(config: Values, stored: StoredTask | None) -> Json:
         chosen = {"do_sample": True, "temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p}
         return values | chosen
     return values | {
-        "num_beams": decode.beams,
-        **({"length_penalty": decode.length_penalty} if decode.beams > 1 else {}),
+        "num_beams": decode.num_beams,
+        **({"length_penalty": decode.length_penalty} if decode.num_beams > 1 else {}),
     }
 
 

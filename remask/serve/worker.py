@@ -380,7 +380,7 @@ def _ask_to_write(
     if options["stream"]:
         decode = model.reader.tasks["write"].decode if "write" in model.reader.tasks else DecodeSettings()
         decode = changes.over(decode)
-        if decode.beams > 1:
+        if decode.num_beams > 1:
             raise StreamedError(f"stream: with {decode.beams} beams no token is certain before the end; send beams = 1")
         if decode.by == "sentences":
             raise StreamedError("stream: a sentence of the source is taken as a whole; send by = sampling or beams = 1")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import model_validator
 
 from remask.config import Config, setting, switch
 from remask.errors import ConfigError
@@ -80,7 +80,12 @@ class DecodeSettings(Config):
         "sentences, word for word", effect="math",
     )  # fmt: skip
     beams: int = switch(
-        1, "beginnings that are kept; 1: the likeliest token each time", effect="math", samples=[3], ge=1, le=64
+        1,
+        "by beams: beginnings that are kept; 1: the likeliest token each time",
+        effect="math",
+        samples=[3],
+        ge=1,
+        le=64,
     )
     length_penalty: float = switch(
         1.0, "a text's log probability is divided by its length to this power; above 1: longer texts", effect="math",
@@ -105,11 +110,10 @@ class DecodeSettings(Config):
         True, "keep keys and values of what is written; false: compute all anew for every token", effect="speed"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.by != "beams" and self.beams > 1:
-            raise ValueError(f"beams = {self.beams} goes with by = beams: there are none with {self.by}")
-        return self
+    @property
+    def num_beams(self) -> int:
+        """Texts about a source that are written side by side."""
+        return self.beams if self.by == "beams" else 1
 
 
 MaskOrder = Literal["left", "certainty"]  # in which an encoder alone fills the masks of a text that it continues
@@ -129,14 +133,11 @@ class DecodeChanges(Config):
     max_length: int | None = setting(None, "most tokens of a text", ge=1)
 
     def over(self, decode: DecodeSettings) -> DecodeSettings:
-        """The settings with what is said here. Asked to sample or to take a sentence, it needs no beams."""
-        given = self.model_dump(exclude_none=True)
-        if given.get("by", "beams") != "beams":
-            given.setdefault("beams", 1)
-        try:
-            return DecodeSettings.model_validate(decode.model_dump() | given)
-        except ValidationError as error:
-            raise ConfigError(f"decode: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from error
+        """The settings with what is said here."""
+        by = self.by or decode.by
+        if by != "beams" and (self.beams or 1) > 1:
+            raise ConfigError(f"decode: beams = {self.beams} goes with by = beams: there are none with {by}")
+        return DecodeSettings.model_validate(decode.model_dump() | self.model_dump(exclude_none=True))
 
 
 class PromptSettings(Config):

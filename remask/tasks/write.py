@@ -85,7 +85,7 @@ class Origin:
                 break
             whole = len(ids) < max_length
             found.append((np.append(ids, self.written.eos_id) if whole else ids[:max_length], whole))
-        return found
+        return found or [(np.array([self.written.eos_id]), True)]  # a vocabulary that spells none of it
 
 
 class Write(TaskKind[Passage]):

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from remask.answer.decoding import _largest, take_sentences, write
 from remask.answer.mask_writing import fill_masks
@@ -189,9 +188,10 @@ def test_the_likeliest_sentence_is_taken() -> None:
 
 
 def test_settings_that_contradict_each_other() -> None:
-    with pytest.raises(ValidationError, match="there are none with sampling"):
-        DecodeSettings(by="sampling", beams=2)
-    assert DecodeChanges(by="sampling").over(DecodeSettings(beams=4)).beams == 1
-    assert DecodeChanges(by="sentences").over(DecodeSettings(beams=4)).beams == 1
+    assert DecodeChanges(by="sampling").over(DecodeSettings(beams=4)).num_beams == 1
+    assert DecodeChanges(by="sentences").over(DecodeSettings(beams=4)).num_beams == 1
+    assert DecodeChanges(by="beams").over(DecodeSettings(by="sampling", beams=4)).num_beams == 4
+    with pytest.raises(ConfigError, match="there are none with sentences"):
+        DecodeChanges(beams=2).over(DecodeSettings(by="sentences"))
     with pytest.raises(ConfigError, match="there are none with sampling"):
         DecodeChanges(by="sampling", beams=2).over(DecodeSettings())
