@@ -180,7 +180,8 @@ TASKS: dict[str, Json] = {
         "dev": ("eng.testa", "valid.txt", "dev.txt"),
         "labels": (),
         "metric": "f1",
-        "recipe": LARGE,
+        # Without clipping a fresh head spoils the first steps: F1 8 in place of 29 after 94 of them (EXPERIMENTS.md).
+        "recipe": {**LARGE, "train.clip": 1.0},
     },
     "squad1": {
         "kind": "spans",

@@ -148,7 +148,9 @@ def _records(portion: Portion, reading: Reading) -> Iterator[Document | Drop]:
     """Those of the portion, up to one that the reader cannot get past in time."""
     records = read_portion(portion, reading)
     while True:
-        if reading.steps.is_passed_over(portion.size):
+        # One record may be all that comes out of a compressed file, which takes time without being hard to read.
+        unpacked = portion.size * reading.source.max_expansion if portion.compression else 0
+        if reading.steps.is_passed_over(portion.size, unpacked):
             yield Drop(TOO_SLOW, portion.place, "the rest of the file is not read")
             return
         record = next(records, None)

@@ -32,6 +32,7 @@ __all__ = [
 TOO_SLOW = "took too long"
 SECONDS_PER_MB = 10.0
 _SECONDS_FOR_ANY = 2.0
+_UNPACKED_PER_SECOND = 50e6  # on a slow machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +77,14 @@ class Steps:
     passed_over: frozenset[int] = frozenset()
     number: int = 0
 
-    def is_passed_over(self, num_bytes: int) -> bool:
-        """Whether the next step was given up before; otherwise its time starts now."""
+    def is_passed_over(self, num_bytes: int, unpacked_bytes: float = 0) -> bool:
+        """Whether the next step was given up before; otherwise its time starts now. `unpacked_bytes`: what may have to
+        be unpacked for it at most."""
         self.number += 1
         if self.number in self.passed_over:
             return True
-        expect(_SECONDS_FOR_ANY + SECONDS_PER_MB * num_bytes / 1e6, self.number)
+        seconds = _SECONDS_FOR_ANY + SECONDS_PER_MB * num_bytes / 1e6 + unpacked_bytes / _UNPACKED_PER_SECOND
+        expect(seconds, self.number)
         return False
 
 

@@ -79,8 +79,12 @@ def test_a_model_learns_and_everyone_reads_its_vectors(task_model: Path, pairs: 
     rows = [json.loads(line) for line in pairs.read_text().splitlines()]
     asked = model.embed([row["ask"] for row in rows], prompt="query")
     texts = model.embed([row["text"] for row in rows], prompt="document")
-    found = float(((asked @ texts.T).argmax(1) == np.arange(len(rows))).mean())
-    assert found == pytest.approx(values["metrics"]["recall@1"])
+    scores = asked @ texts.T
+    ahead = np.diag(scores) - np.where(np.eye(len(rows), dtype=bool), -np.inf, scores).max(1)
+    sure, possible = ((ahead > gap).mean() for gap in (1e-6, -1e-6))  # two texts may be equally near but for rounding
+    assert sure <= values["metrics"]["recall@1"] + 1e-6
+    assert values["metrics"]["recall@1"] <= possible + 1e-6
+    assert possible - sure <= 0.1, (sure, possible)
 
     (tmp_path / "asked.txt").write_text("\n".join(row["ask"] for row in rows))
     words = ["encode", out / "model", tmp_path / "asked.txt", "--pooled", "--prompt", "query"]
