@@ -74,7 +74,7 @@ def shape(names: list[str], mbit: int | None) -> None:
         device = ["dev", f"cable{number}", "root"]
         subprocess.run(["tc", "-n", name, "qdisc", "delete", *device], capture_output=True)
         if mbit is not None:
-            bucket = ["rate", f"{mbit}mbit", "burst", "256kb", "latency", "200ms"]
+            bucket = ["rate", f"{mbit}mbit", "burst", "256kb", "latency", "2s"]
             run("tc", "-n", name, "qdisc", "add", *device, "tbf", *bucket)
 
 

@@ -40,7 +40,7 @@ def attention_maps(network: Network, batch: Batch) -> np.ndarray:
     products: list[torch.Tensor] = []  # in the order of the layers, also where layers share their weights
 
     def keep(module: nn.Module, args: object, output: torch.Tensor) -> None:
-        products.append(output.float())
+        products.append(output.float().clone())  # it will be turned in place
 
     attentions = cast(Iterable[Attention], network.encoder.attentions)
     hooks = [attention.qkv.register_forward_hook(keep) for attention in attentions]

@@ -320,7 +320,17 @@ def rotary_angles(positions_BS: torch.Tensor, head_size: int, base: float) -> tu
 
 
 def rotate(qkv_3BNSK: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    return _rotated(qkv_3BNSK, *angles) if torch.compiler.is_compiling() else _Rotate.apply(qkv_3BNSK, *angles)
+    """Rotary positions on queries and keys. Where nothing learns, fp32 is turned in place: its caller is the last one
+    who needs it, and copies cost as much as a sixth of a short text's layers."""
+    if torch.compiler.is_compiling():
+        return _rotated(qkv_3BNSK.contiguous(), *angles)
+    if torch.is_grad_enabled() or qkv_3BNSK.dtype != torch.float32:
+        return _Rotate.apply(qkv_3BNSK.contiguous(), *angles)
+    cos, sin = angles
+    qk_2BNSK = qkv_3BNSK[:2]
+    swapped_2BNSK = qk_2BNSK.roll(cos.shape[-1], -1)
+    qk_2BNSK.mul_(torch.cat([cos, cos], dim=-1)).addcmul_(swapped_2BNSK, torch.cat([-sin, sin], dim=-1))
+    return qkv_3BNSK
 
 
 def hidden_tokens(noise: Noise, prob: float, lengths: Sequence[int], size: int, device: torch.device) -> torch.Tensor:

@@ -328,7 +328,7 @@ def _look_back(attention: Attention, x_RD: torch.Tensor, layer: int, memory: Mem
         base = settings.rotary_base if window is None else settings.rotary_base_local
         now_11 = torch.full((1, 1), memory.length, device=x_RD.device)
         angles = rotary_angles(now_11, settings.head_size, base)
-        qkv_3RNK = rotate(qkv_3RNK[:, :, :, None].contiguous(), angles)[:, :, :, 0]
+        qkv_3RNK = rotate(qkv_3RNK[:, :, :, None], angles)[:, :, :, 0]
     kv_L2RNK = memory.add(layer, qkv_3RNK[1:])
     if window is not None:
         kv_L2RNK = kv_L2RNK[-window - 1 :]

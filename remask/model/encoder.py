@@ -279,7 +279,7 @@ class Attention(SubLayer):
         qkv_3BNSK = qkv_BS3NK.permute(2, 0, 3, 1, 4)
         if settings.positions == "rotary":
             base = settings.rotary_base if window is None else settings.rotary_base_local
-            qkv_3BNSK = rotate(qkv_3BNSK.contiguous(), view.angles(base, settings.head_size))
+            qkv_3BNSK = rotate(qkv_3BNSK, view.angles(base, settings.head_size))
         if settings.is_hashed(layer):
             x_BNSK = attend_hashed(
                 qkv_3BNSK[:2], qkv_3BNSK[2], view.sight, rounds=settings.hash_rounds,
@@ -306,7 +306,7 @@ class Attention(SubLayer):
         if settings.positions == "rotary":
             base = settings.rotary_base if window is None else settings.rotary_base_local
             angles = view.angles(base, settings.head_size, end_to_end=True)
-            qkv_3NTK = rotate(qkv_3NTK[:, None].contiguous(), angles)[:, 0]
+            qkv_3NTK = rotate(qkv_3NTK[:, None], angles)[:, 0]
         dropout = settings.attention_dropout
         return attend_runs(qkv_3NTK, view.runs, window, view.sight.causal, noise, dropout, layer).flatten(1)
 

@@ -212,6 +212,8 @@ def _most_frequent(entries: Iterable[tuple[bytes, int]], limit: int, limit_bytes
     for word, count in entries:
         num_distinct += 1
         all_bytes += count * len(word)
+        if (count, word) < highest_dropped:  # as most of a large corpus: its words are rare
+            continue
         heapq.heappush(best, (count, word))
         best_bytes += len(word)
         while len(best) > limit or best_bytes > limit_bytes:
