@@ -8,6 +8,7 @@ Not here: losses (objectives), reading answers out of logits (tasks).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ from remask.model.noise import Noise, Site
 from remask.model.settings import HeadSettings, ModelSettings
 
 # Shapes: B rows, M predicted positions, V vocabulary, E width of the embeddings, D width of a state, R any rows.
+
+_SLICE = 4096  # entries of the vocabulary whose gradient is made at once
 
 
 class MaskedLm(nn.Module):
@@ -36,11 +39,40 @@ class MaskedLm(nn.Module):
     def forward(self, hidden_MD: torch.Tensor, embeddings_VE: torch.Tensor) -> torch.Tensor:
         """logits_MV."""
         matrix_VE = embeddings_VE if self.decoder is None else self.decoder.weight
+        device = hidden_MD.device.type
+        if matrix_VE.requires_grad and matrix_VE.dtype == torch.float32 and torch.is_autocast_enabled(device):
+            return _Output.apply(self.features(hidden_MD), matrix_VE, self.bias, torch.get_autocast_dtype(device))
         return F.linear(self.features(hidden_MD), matrix_VE, self.bias)
 
     def features(self, hidden_MD: torch.Tensor) -> torch.Tensor:
         """x_ME, before the large matrix."""
         return self.norm(F.gelu(self.dense(hidden_MD), approximate=self.approximate))
+
+
+class _Output(torch.autograd.Function):
+    """linear() as autocast does it. Its gradient for the matrix is made by slices of the vocabulary: whole, it would be
+    there in both number formats at once, when memory is fullest."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x_ME: torch.Tensor, matrix_VE: torch.Tensor, bias_V: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        x, matrix = x_ME.to(dtype), matrix_VE.to(dtype)
+        ctx.save_for_backward(x, matrix)
+        ctx.x_dtype = x_ME.dtype
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x, matrix, bias_V.to(dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        grad_MV, (x_ME, matrix_VE) = grads[0], ctx.saved_tensors
+        grad_x = (grad_MV @ matrix_VE).to(ctx.x_dtype) if ctx.needs_input_grad[0] else None
+        grad_matrix = torch.empty_like(matrix_VE, dtype=torch.float32)
+        for start in range(0, len(grad_matrix), _SLICE):
+            rows = slice(start, start + _SLICE)
+            grad_matrix[rows] = grad_MV[:, rows].T @ x_ME
+        grad_bias = grad_MV.sum(0).float() if ctx.needs_input_grad[2] else None
+        return grad_x, grad_matrix, grad_bias, None
 
 
 class Pooler(nn.Module):
