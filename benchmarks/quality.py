@@ -29,11 +29,13 @@ START = (
     "start.embeddings=random start.attention=random start.head=random start.bias=frequencies"
 )
 MUON = "train.optimizer=muon train.beta1=0.95"
+ROWS_32 = "data.batch.num_rows=32 data.batch.micro_rows=32"
 MASKS = "data.masking.schedule=linear data.masking.rate=0.3 data.masking.final_rate=0.15"
 W8, W4, W2 = (f"model.attention_window={width} model.global_every=3" for width in (8, 4, 2))
 NEAR = f"{W4} train.learning_rate=2e-3"
-# The quickstart of today; what is changed of it below is about the recipe around the counted start.
+# The quickstart from a counted start; what is changed of it below is about the recipe around that. SIDES: of today.
 COUNTED = f"{NEAR} data.masking.rate=0.3 start.embeddings=counted start.attention=neighbours start.head=direct"
+SIDES = f"{COUNTED} start.attention=sides"
 CHANGES: dict[str, str] = {
     "start": "",
     "rate-2e-3": "train.learning_rate=2e-3",
@@ -81,7 +83,24 @@ CHANGES: dict[str, str] = {
     "counted-layers-2": f"{COUNTED} model.num_layers=2",
     "counted-layers-6": f"{COUNTED} model.num_layers=6",
     "counted-width-384": f"{COUNTED} model.num_layers=6 model.hidden_size=384 model.num_heads=6 model.ffn_size=1024",
+    "counted-layers-4-width-384": (
+        f"{COUNTED} model.num_layers=4 model.hidden_size=384 model.num_heads=6 model.ffn_size=1024"
+    ),
     "counted-std-0.1": f"{COUNTED} start.std=0.1",
+    "counted-muon-4e-3": f"{COUNTED} {MUON} train.learning_rate=4e-3",
+    "counted-muon-4e-3-rows-32": f"{COUNTED} {MUON} train.learning_rate=4e-3 {ROWS_32}",
+    "counted-rows-32-rate-3e-3": f"{COUNTED} {ROWS_32} train.learning_rate=3e-3",
+    "sides": SIDES,
+    "sides-rows-of-64": f"{SIDES} {ROWS_32} data.short_steps=1 data.short_length=64",
+    "sides-masks-40": f"{SIDES} data.masking.rate=0.4",
+    "sides-masks-20": f"{SIDES} data.masking.rate=0.2",
+    "sides-window-8": f"{SIDES} model.attention_window=8",
+    "counted-causal-25": f"{COUNTED} objective.causal_share=0.25",
+    "counted-stable": f"{COUNTED} train.schedule=stable train.decay=0.3",
+    "counted-scaled": f"{COUNTED} model.init=scaled",
+    "counted-plain-ffn": f"{COUNTED} model.ffn=plain model.ffn_size=960",
+    "counted-vocabulary-8192": f"{COUNTED} vocabulary=8192",
+    "counted-vocabulary-32768": f"{COUNTED} vocabulary=32768",
     "counted-8-neighbours": f"{COUNTED} start.weights=[1,0.9,0.8,0.7,0.6,0.5,0.4,0.3]",
 }
 

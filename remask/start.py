@@ -19,7 +19,7 @@ import numpy as np
 
 from remask import artifacts
 from remask.config import Config, fingerprint, setting, switch
-from remask.errors import DataError, MissingInputError
+from remask.errors import ConfigError, DataError, MissingInputError
 from remask.progress import Progress
 from remask.schema import Json, Values
 
@@ -39,8 +39,11 @@ class StartSettings(Config):
     embeddings: Literal["random", "counted"] = switch(
         "random", "token vectors: random, or from which tokens stand near which in the training text", effect="math"
     )
-    attention: Literal["random", "neighbours"] = switch(
-        "random", "attention: random, or every layer adds a mean over the tokens that are near", effect="math"
+    attention: Literal["random", "neighbours", "sides"] = switch(
+        "random",
+        "attention: random; every layer adds a mean over the tokens that are near; or two heads of it look at the left "
+        "and at the right token, and add what each is counted to say about the one between",
+        effect="math",
     )
     bias: Literal["zeros", "frequencies"] = switch(
         "zeros", "the masked-LM bias starts at 0, or at the log frequencies of the data's tokens", effect="math"
@@ -79,7 +82,11 @@ class StartSettings(Config):
     )
     iterations: int = setting(2, "power iterations of the random projection", ge=0, le=20)
     neighbour_share: float = switch(
-        0.5, "how much of the mean over the neighbours a layer adds", effect="math", samples=[0.25], gt=0
+        0.5,
+        "how much of the mean over the neighbours a layer adds, and each of two sides",
+        effect="math",
+        samples=[0.25],
+        gt=0,
     )
     neighbour_noise: float = switch(
         0.2,
@@ -120,29 +127,67 @@ def start_network(
     from remask.model import counted
 
     if settings.embeddings == "counted":
-        check_countable(tokens)
+        check_countable(tokens, "embeddings = counted")
+    if settings.attention == "sides":
+        check_countable(tokens, "attention = sides")
+        if not any(counted.has_sides(network.settings, layer) for layer in range(network.settings.num_layers)):
+            raise ConfigError(
+                "start.attention = sides: needs three heads at least, and learned positions without a window or rotary "
+                "ones with one; --set start.attention=neighbours"
+            )
     if run_folder is None:
         return
     if settings.embeddings == "counted":
         width = network.settings.embedding_width
-        if settings.attention == "neighbours":
-            width -= counted.num_wave_columns(network.settings)
+        if settings.attention != "random":
+            width -= counted.num_place_columns(network.settings, settings.attention == "sides")
         start = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
         vectors_VC = counted.even_scale(start.vectors_VC, start.is_counted_V, settings.flatten, settings.std)
         counted.start_embeddings(network, vectors_VC, start.is_counted_V, settings.std)
         _say_what_is_missing(start, width, progress)
-    if settings.attention == "neighbours":
+    if settings.attention != "random":
         counted.start_attention(
             network,
             settings.neighbour_share,
             settings.neighbour_noise,
             settings.neighbour_reach,
             settings.neighbour_peak,
+            sides=settings.attention == "sides",
         )
+    if settings.attention == "sides":
+        _start_sides(network, settings, tokens, progress)
     if settings.head == "direct":
         counted.start_head(network, settings.head_share, settings.neighbour_noise)
     if settings.bias == "frequencies":
         counted.start_bias(network, tokens.log_frequencies(network.settings.vocab_size))
+
+
+def _start_sides(network: Network, settings: StartSettings, tokens: Tokens, progress: Progress) -> None:
+    """Which token follows which is counted anew each time: a single distance takes seconds."""
+    import torch
+
+    from remask.data.counting import following_counts, positive_pmi
+    from remask.model import counted
+    from remask.model.factors import between
+
+    started, threads = time.monotonic(), torch.get_num_threads()
+    weight_VE = network.encoder.embeddings.tokens.weight.detach().double()
+    num_columns = weight_VE.shape[1] - counted.num_place_columns(network.settings, sides=True)
+    vectors_VC = weight_VE[:, :num_columns] / weight_VE.square().mean(dim=1, keepdim=True).sqrt()
+    counts_VV = following_counts(tokens, len(weight_VE), settings.most_tokens, threads)
+    frequencies_V = np.asarray(counts_VV.sum(axis=1)) / counts_VV.sum()
+    pmi_VV = positive_pmi(counts_VV, smoothing=1.0, shift=1.0)
+    map_CC = between(pmi_VV, vectors_VC.numpy(), np.sqrt(frequencies_V), threads)
+    counted.start_sides(
+        network,
+        map_CC,
+        vectors_VC,
+        torch.from_numpy(frequencies_V),
+        settings.neighbour_share,
+        settings.neighbour_reach,
+        settings.neighbour_peak,
+    )
+    progress.say(f"  what stands on the left and on the right counted in {time.monotonic() - started:.1f} s")
 
 
 def complete_network(
@@ -218,11 +263,11 @@ def _say_what_is_missing(counted: Counted, width: int, progress: Progress) -> No
         )
 
 
-def check_countable(tokens: Tokens) -> None:
+def check_countable(tokens: Tokens, part: str = "embeddings = counted") -> None:
     if tokens.num_tokens < MIN_TOKENS:
         raise DataError(
-            f"{tokens.folder}: start.embeddings = counted needs at least {MIN_TOKENS:,} training tokens, there are "
-            f"{tokens.num_tokens:,}; prepare more text, or --set start.embeddings=random"
+            f"{tokens.folder}: start.{part} needs at least {MIN_TOKENS:,} training tokens, there are "
+            f"{tokens.num_tokens:,}; prepare more text, or --set start.{part.split()[0]}=random"
         )
 
 

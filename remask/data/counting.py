@@ -1,9 +1,10 @@
 """Which tokens stand near which: counts of neighbours over training shards, and their pointwise mutual information.
 
-In: Tokens (of the training split), a weight for every distance, at most how many tokens to read. Out: a symmetric
-sparse matrix of whole numbers, and the positive part of its PMI. Pairs never cross the border of a document. Counts are
-whole numbers and their sum is exact, so neither order nor number of threads shows in them. Memory holds the pairs of a
-few stretches and one matrix. Not here: turning the matrix into vectors (model/factors.py) and keeping them (start.py).
+In: Tokens (of the training split), a weight for every distance, at most how many tokens to read. Out: a sparse matrix
+of whole numbers, symmetric or of what follows what, and the positive part of its PMI. Pairs never cross the border of a
+document. Counts are whole numbers and their sum is exact, so neither order nor number of threads shows in them. Memory
+holds the pairs of a few stretches and one matrix. Not here: turning the matrix into vectors (model/factors.py) and
+keeping them (start.py).
 """
 
 from __future__ import annotations
@@ -31,21 +32,34 @@ def neighbour_counts(
     tokens: Tokens, vocab_size: int, weights: Sequence[float], most_tokens: int, threads: int = 1
 ) -> csr_array:
     """counts_VV in thousandths: how often two tokens stand 1, 2, ... apart, each distance by its weight."""
+    units = np.array([round(weight * WEIGHT_UNIT) for weight in weights], np.int64)
+    upper = _counts(tokens, vocab_size, units, most_tokens, threads, ordered=False)
+    return (upper + upper.T.tocsr()).tocsr()
+
+
+def following_counts(tokens: Tokens, vocab_size: int, most_tokens: int, threads: int = 1) -> csr_array:
+    """counts_VV in thousandths: how often the token of the row stands right before that of the column."""
+    return _counts(tokens, vocab_size, np.array([WEIGHT_UNIT], np.int64), most_tokens, threads, ordered=True)
+
+
+def _counts(
+    tokens: Tokens, vocab_size: int, units: np.ndarray, most_tokens: int, threads: int, ordered: bool
+) -> csr_array:
+    """Pairs with the smaller id as the row, or (`ordered`) the left token."""
     from scipy.sparse import csr_array
 
-    units = np.array([round(weight * WEIGHT_UNIT) for weight in weights], np.int64)
     size = max(1, _PAIRS_AT_ONCE // (_STRETCH * len(units)))
     places = stretches(tokens, most_tokens)
     portions = [places[at : at + size] for at in range(0, len(places), size)]
-    upper = csr_array((vocab_size, vocab_size), dtype=np.int64)
+    total = csr_array((vocab_size, vocab_size), dtype=np.int64)
     with ThreadPoolExecutor(threads) as pool:
         # A few at a time: what was counted is added up before more is read.
         for at in range(0, len(portions), threads):
             signals.check()
             now = portions[at : at + threads]
-            for counted in pool.map(lambda portion: _count(portion, vocab_size, units), now):
-                upper = upper + counted
-    return (upper + upper.T.tocsr()).tocsr()
+            for counted in pool.map(lambda portion: _count(portion, vocab_size, units, ordered), now):
+                total = total + counted
+    return total
 
 
 def stretches(tokens: Tokens, most_tokens: int) -> list[tuple[Shard, int, int]]:
@@ -64,12 +78,12 @@ def stretches(tokens: Tokens, most_tokens: int) -> list[tuple[Shard, int, int]]:
     return [(shard, start, min(end, start + most_tokens)) for shard, start, end in chosen]
 
 
-def _count(portion: Sequence[tuple[Shard, int, int]], vocab_size: int, units: np.ndarray) -> csr_array:
-    """Pairs of some stretches as an upper triangle: sorted keys, equal ones summed."""
+def _count(portion: Sequence[tuple[Shard, int, int]], vocab_size: int, units: np.ndarray, ordered: bool) -> csr_array:
+    """Pairs of some stretches: sorted keys, equal ones summed."""
     from scipy.sparse import csr_array
 
     bits = max(1, (len(units) - 1).bit_length())
-    pieces = [key for place in portion for key in _keys(*place, vocab_size, len(units), bits)]
+    pieces = [key for place in portion for key in _keys(*place, vocab_size, len(units), bits, ordered)]
     keys = np.concatenate([np.zeros(0, np.int64), *pieces])  # stretches of one token have no pairs
     del pieces
     keys.sort()
@@ -84,8 +98,10 @@ def _count(portion: Sequence[tuple[Shard, int, int]], vocab_size: int, units: np
     return csr_array((counts, columns.astype(np.int32), ends_V.astype(np.int32)), shape=(vocab_size, vocab_size))
 
 
-def _keys(shard: Shard, start: int, end: int, vocab_size: int, window: int, bits: int) -> Iterator[np.ndarray]:
-    """For every distance, the unordered pairs of a stretch that lie in one document: pair << bits | distance - 1."""
+def _keys(
+    shard: Shard, start: int, end: int, vocab_size: int, window: int, bits: int, ordered: bool
+) -> Iterator[np.ndarray]:
+    """For every distance, the pairs of a stretch that lie in one document: pair << bits | distance - 1."""
     ids_T = shard.ids[start:end].astype(np.int64)
     offsets = shard.document_offsets
     first, last = np.searchsorted(offsets, [start, end])
@@ -96,7 +112,9 @@ def _keys(shard: Shard, start: int, end: int, vocab_size: int, window: int, bits
         left, right = ids_T[:-distance], ids_T[distance:]
         together = document_T[:-distance] == document_T[distance:]
         left, right = left[together], right[together]
-        yield ((np.minimum(left, right) * vocab_size + np.maximum(left, right)) << bits) | (distance - 1)
+        if not ordered:
+            left, right = np.minimum(left, right), np.maximum(left, right)
+        yield ((left * vocab_size + right) << bits) | (distance - 1)
 
 
 def positive_pmi(counts_VV: csr_array, smoothing: float, shift: float, least: float = 0.0) -> csr_array:
@@ -105,7 +123,7 @@ def positive_pmi(counts_VV: csr_array, smoothing: float, shift: float, least: fl
     from scipy.sparse import csr_array
 
     sums_V = np.asarray(counts_VV.sum(axis=1)).astype(np.float64)
-    contexts_V = sums_V**smoothing
+    contexts_V = np.asarray(counts_VV.sum(axis=0)).astype(np.float64) ** smoothing
     with np.errstate(divide="ignore"):
         log_token_V = np.log(sums_V)
         log_context_V = np.log(contexts_V) - np.log(contexts_V.sum())

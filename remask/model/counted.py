@@ -2,7 +2,8 @@
 
 In: a fresh network, vectors of tokens, log frequencies. Out: the same network, changed in place. Attention starts as a
 mean over the neighbours: values and output near the identity (after arXiv 2305.09828). A window alone makes that a mean
-over near tokens; learned positions get waves in columns of their own, which queries and keys start to compare.
+over near tokens; learned positions get waves in columns of their own, which queries and keys start to compare. Two
+heads can start with the token on the left and that on the right instead, and with what each says about the one between.
 Not here: the counting (data/counting.py), the vectors (factors.py), which parts a run wants (start.py).
 """
 
@@ -24,12 +25,22 @@ from remask.model.settings import ModelSettings
 # Shapes: V vocabulary, E width of the embeddings, C counted columns, P columns of the waves, D width of a state,
 # T tokens that a map is fitted to, X columns that it reads.
 
+SIDES = (-1, 1)  # where the tokens stand that the first heads start with
+_CONSTANT = 4.0  # the constant that rotary positions turn, in deviations of the other columns
+_WAVES = 8  # rotary ones, the fastest, that tell the two sides apart
 MIN_TEACHERS = 100  # known tokens, below which no map is fitted
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # of the map, in means of its diagonal
 
 
-def num_wave_columns(settings: ModelSettings) -> int:
-    """Columns of the embeddings that tell positions, where attention starts with the neighbours; 0: not needed."""
+def num_place_columns(settings: ModelSettings, sides: bool) -> int:
+    """Columns of the embeddings that attention over the neighbours starts to read instead of tokens: waves for learned
+    positions, or a constant that rotary ones turn."""
+    if sides and settings.positions == "rotary":
+        return 1
+    return _num_wave_columns(settings)
+
+
+def _num_wave_columns(settings: ModelSettings) -> int:
     every_layer_has_window = all(settings.window(layer) is not None for layer in range(settings.num_layers))
     if settings.positions != "learned" or every_layer_has_window or settings.embedding_width > settings.hidden_size:
         return 0
@@ -85,17 +96,23 @@ def start_bias(network: Network, log_frequencies_V: np.ndarray, chosen: Sequence
 
 
 @torch.no_grad()
-def start_attention(network: Network, share: float, noise: float, reach: float, peak: float) -> None:
+def start_attention(
+    network: Network, share: float, noise: float, reach: float, peak: float, sides: bool = False
+) -> None:
     """Every layer adds `share` of the mean of what it sees; `noise` of the usual random start is kept. With learned
-    positions, a layer without a window sees mostly `reach` tokens to either side, by a logit of `peak`."""
+    positions, a layer without a window sees mostly `reach` tokens to either side, by a logit of `peak`. `sides`: two
+    heads are left for `start_sides`, and the others begin with the first columns, which tell tokens apart best."""
     settings = network.settings
     size = settings.hidden_size
-    for attention in network.encoder.attentions:
+    layers = [layer for layer in range(settings.num_layers) if sides and has_sides(settings, layer)]
+    with_sides = {settings.attention_index(layer) for layer in layers}
+    for number, attention in enumerate(network.encoder.attentions):
         assert isinstance(attention, Attention)
         value_DD, output_DD = attention.qkv.weight[2 * size :], attention.output.weight
-        value_DD.mul_(noise).diagonal().add_(1.0)
-        output_DD.mul_(noise).diagonal().add_(share)
-    if num_columns := num_wave_columns(settings):
+        left_out = len(SIDES) * settings.head_size if number in with_sides else 0
+        value_DD.mul_(noise).diagonal(-left_out).add_(1.0)
+        output_DD.mul_(noise).diagonal(left_out).add_(share)
+    if num_columns := _num_wave_columns(settings):
         directions_DP = _start_waves(network, num_columns, reach)
         gain = math.sqrt(peak * math.sqrt(settings.head_size) / num_columns)
         for layer in range(settings.num_layers):
@@ -117,9 +134,7 @@ def _start_waves(network: Network, num_columns: int, reach: float) -> Tensor:
     tokens_VE[:, -num_columns:] = 0.0
     if masked_lm is not None and masked_lm.decoder is not None:
         masked_lm.decoder.weight[:, -num_columns:] = 0.0
-    quantiles = (torch.arange(num_columns // 2, dtype=torch.float64) + 0.5) / (num_columns // 2)
-    frequencies = math.sqrt(2) * torch.erfinv(quantiles) / reach
-    angles_SF = torch.arange(settings.max_length, dtype=torch.float64)[:, None] * frequencies
+    angles_SF = torch.arange(settings.max_length, dtype=torch.float64)[:, None] * _frequencies(num_columns, reach)
     waves_SP = math.sqrt(2) * deviation * torch.cat([angles_SF.cos(), angles_SF.sin()], dim=1)
     table_SE = embeddings.positions.weight[settings.position_offset :]
     table_SE[:, -num_columns:] = waves_SP.float()
@@ -133,11 +148,94 @@ def _start_waves(network: Network, num_columns: int, reach: float) -> Tensor:
     return turned_DE[:, -num_columns:] / scale
 
 
+def _frequencies(num_columns: int, reach: float) -> Tensor:
+    """Of the waves: half of their columns are cosines, half sines."""
+    quantiles = (torch.arange(num_columns // 2, dtype=torch.float64) + 0.5) / (num_columns // 2)
+    return math.sqrt(2) * torch.erfinv(quantiles) / reach
+
+
 def _compare(qkv_MD: Tensor, directions_DP: Tensor, head_size: int) -> None:
     """Queries and keys of every head read these directions, in their first rows."""
     size, num_columns = directions_DP.shape
     for start in range(0, 2 * size, head_size):
         qkv_MD[start : start + num_columns] = directions_DP.T
+
+
+def has_sides(settings: ModelSettings, layer: int) -> bool:
+    """Whether two heads of a layer can start with the left and the right token: it must tell where a near token is."""
+    is_near = settings.window(layer) is not None if settings.positions == "rotary" else _num_wave_columns(settings) > 0
+    return is_near and settings.num_heads > len(SIDES) and not settings.is_hashed(layer)
+
+
+@torch.no_grad()
+def start_sides(
+    network: Network, map_CC: Tensor, vectors_VC: Tensor, frequencies_V: Tensor, share: float, reach: float, peak: float
+) -> None:
+    """The first two heads of every layer that can see the token on the left and that on the right, and add what these
+    say about the one between, `share` of a state's size. `map_CC`: vector_left @ map @ vector_right is how much two
+    tokens go together in that order; `vectors_VC`: as the first norm makes them."""
+    settings, project = network.settings, network.encoder.embeddings.project
+    num_columns, size = len(map_CC), settings.hidden_size
+    with one_thread():
+        up_DE = torch.eye(size, dtype=torch.float64) if project is None else project.weight.double()
+        down_ED = torch.linalg.pinv(up_DE)
+        left_CC, _, right_CC = torch.linalg.svd(map_CC)
+        heads = []
+        for side, read_CC, across_CC in ((-1, left_CC, map_CC.T), (1, right_CC.T, map_CC)):
+            read_CK = read_CC[:, : settings.head_size]
+            write_CK = across_CC @ read_CK
+            said_VC = vectors_VC @ read_CK @ write_CK.T
+            scale = share / float((frequencies_V[:, None] * said_VC.square()).sum() / num_columns) ** 0.5
+            value_KD, output_DK = read_CK.T @ down_ED[:num_columns], up_DE[:, :num_columns] @ write_CK * scale
+            heads.append((side, value_KD.float(), output_DK.float()))
+    constant_D = _start_constant(network, down_ED) if settings.positions == "rotary" else None
+    indices = {settings.attention_index(layer) for layer in range(settings.num_layers) if has_sides(settings, layer)}
+    for index in sorted(indices):
+        attention = network.encoder.attentions[index]
+        assert isinstance(attention, Attention)
+        for head, (side, value_KD, output_DK) in enumerate(heads):
+            rows = slice(head * settings.head_size, (head + 1) * settings.head_size)
+            queries_KD, keys_KD, values_KD = (part[rows] for part in attention.qkv.weight.split(size))
+            values_KD.zero_()[: len(value_KD)] = value_KD
+            attention.output.weight[:, rows].zero_()[:, : len(value_KD)] = output_DK
+            if constant_D is None:
+                _look_aside(keys_KD, _num_wave_columns(settings), side, reach)
+            else:
+                _turn_aside(queries_KD, keys_KD, constant_D, side, peak, settings.rotary_base_local)
+
+
+def _start_constant(network: Network, down_ED: Tensor) -> Tensor:
+    """The last column of the embeddings is the same for all tokens. Gives the direction of a state that reads it as 1.
+    As an output it moves all logits alike, which changes no probability."""
+    tokens_VE, masked_lm = network.encoder.embeddings.tokens.weight, network.heads.masked_lm
+    value = _CONSTANT * float(tokens_VE[:, :-1].std())
+    tokens_VE[:, -1] = value
+    if masked_lm is not None and masked_lm.decoder is not None:
+        masked_lm.decoder.weight[:, -1] = value
+    normed = _CONSTANT / math.sqrt(1 + _CONSTANT**2 / tokens_VE.shape[1])  # what the embeddings' norm makes of it
+    return (down_ED[-1] / normed).float()
+
+
+def _turn_aside(queries_KD: Tensor, keys_KD: Tensor, constant_D: Tensor, side: int, peak: float, base: float) -> None:
+    """Queries and keys that are the same for all tokens, and turned so far apart that rotary positions bring them
+    together where the key stands at `side` of the query: fast waves, so that only that place is near."""
+    half = len(queries_KD) // 2
+    number = min(_WAVES, half)
+    turns_H = side * base ** (-torch.arange(number, dtype=torch.float32) / half)
+    gain = math.sqrt(peak * math.sqrt(len(queries_KD)) / number)
+    queries_KD[:number] += gain * constant_D
+    keys_KD[:number] += gain * turns_H.cos()[:, None] * constant_D
+    keys_KD[half : half + number] -= gain * turns_H.sin()[:, None] * constant_D
+
+
+def _look_aside(keys_KD: Tensor, num_columns: int, side: int, reach: float) -> None:
+    """Keys read the waves of learned positions as if their token stood where the query stands."""
+    frequencies_F = _frequencies(num_columns, reach).float()[:, None]
+    half = num_columns // 2
+    cos_FD, sin_FD = keys_KD[:half].clone(), keys_KD[half:num_columns].clone()
+    turn = side * frequencies_F
+    keys_KD[:half] = cos_FD * turn.cos() + sin_FD * turn.sin()
+    keys_KD[half:num_columns] = sin_FD * turn.cos() - cos_FD * turn.sin()
 
 
 @torch.no_grad()

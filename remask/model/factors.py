@@ -1,4 +1,5 @@
-"""A sparse matrix of how tokens relate -> a vector for every token: a truncated SVD by random projection.
+"""A sparse matrix of how tokens relate -> a vector for every token, by a truncated SVD from a random projection; or,
+where tokens have vectors, the map between two vectors that says nearly the same as the matrix.
 
 In: a sparse matrix, how many columns are wanted, a seed. Out: U * sqrt(S), columns by falling singular value, each with
 the sign that makes its largest entry positive. The same bytes for any number of threads: a row of a sparse product is
@@ -21,10 +22,11 @@ import torch
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-# Shapes: V rows and columns of the matrix, R columns of the projection, D wanted columns.
+# Shapes: V rows and columns of the matrix, R columns of the projection, D wanted columns, C columns of vectors.
 
 _SPARE = 32  # columns beyond the wanted ones, which make these exact
 _BLOCKS = 64  # of rows, handed to threads
+_RIDGE = 1e-3  # of the mean of a Gram matrix's diagonal, added to it: rare directions of vectors say little
 _RANK = 1e-10  # of the largest eigenvalue: below it a direction is rounding
 
 
@@ -57,6 +59,18 @@ def factors(matrix_VV: csr_array, width: int, seed: int, iterations: int, thread
         vectors_VD = (torch.from_numpy(basis_VR) @ turn_RD.float()).numpy()
     largest_D = np.take_along_axis(vectors_VD, np.abs(vectors_VD).argmax(axis=0)[None], axis=0)
     return vectors_VD * np.where(largest_D < 0, np.float32(-1), np.float32(1))
+
+
+def between(matrix_VV: csr_array, vectors_VC: np.ndarray, weights_V: np.ndarray, threads: int = 1) -> torch.Tensor:
+    """map_CC, fp64: vector_row @ map @ vector_column is nearest to the matrix, squares weighted by both tokens."""
+    vectors = torch.from_numpy(vectors_VC).double()
+    weighted_VC = vectors * torch.from_numpy(weights_V).double()[:, None]
+    with one_thread(), ThreadPoolExecutor(threads) as pool:
+        product_VC = torch.from_numpy(_Rows(matrix_VV, pool)(weighted_VC.numpy()))
+        gram_CC = vectors.T @ weighted_VC
+        gram_CC.diagonal().add_(_RIDGE * gram_CC.diagonal().mean())
+        half_CC = torch.linalg.solve(gram_CC, weighted_VC.T @ product_VC)
+        return torch.linalg.solve(gram_CC, half_CC.T).T
 
 
 class _Rows:

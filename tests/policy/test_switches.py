@@ -50,6 +50,7 @@ NEEDS: dict[str, dict[str, Any]] = {
         for name in ("std", "weights", "smoothing", "shift", "least_count", "flatten")
     },
     "start.head_share": {"start.head": "direct"},
+    "start.attention": {"model.num_heads": 4},
     **{f"start.neighbour_{name}": {"start.attention": "neighbours"} for name in ("share", "noise", "reach", "peak")},
 }
 # Only runs of hundreds of steps, or another machine, show these: their own tests turn them.

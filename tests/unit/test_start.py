@@ -17,7 +17,7 @@ import torch
 from remask import start
 from remask.artifacts import publish
 from remask.data.tokens import ShardWriter, Tokens
-from remask.errors import DataError
+from remask.errors import ConfigError, DataError
 from remask.model import counted
 from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
@@ -161,7 +161,12 @@ def test_every_family_starts_from_counts(family: str, data: Path, tmp_path: Path
     start_network(begun, ALL, Tokens.open(data), tmp_path, QUIET)
     weight = begun.encoder.embeddings.tokens.weight
     found = counted_vectors(
-        Tokens.open(data), ALL, VOCAB, weight.shape[1] - counted.num_wave_columns(begun.settings), tmp_path, QUIET
+        Tokens.open(data),
+        ALL,
+        VOCAB,
+        weight.shape[1] - counted.num_place_columns(begun.settings, sides=False),
+        tmp_path,
+        QUIET,
     )
     assert found.is_counted_V[5:].all()
     assert not found.is_counted_V[:5].any()
@@ -235,6 +240,71 @@ def test_learned_positions_start_by_looking_at_neighbours(family: str, data: Pat
         moved = (network.encode(Batch(ids, lengths)) - network.encode(Batch(other, lengths)))[0].norm(dim=1)
     near = moved[[28, 29, 31, 32]].mean()
     assert near > 5 * torch.cat([moved[5:20], moved[40:55]]).mean()
+
+
+SIDED: dict[str, dict[str, Any]] = {
+    "modern": {**FAMILIES["modern"], "global_every": 0, "num_heads": 4, "hidden_size": 64},
+    "roberta": {"num_heads": 4, "hidden_size": 128},
+    "albert": {**FAMILIES["albert"], "num_heads": 4, "hidden_size": 128, "embedding_size": 64},
+}
+SIDES = StartSettings(embeddings="counted", attention="sides", head="direct", bias="frequencies")
+
+
+@pytest.mark.parametrize("head, there", [(0, 31), (1, 29)])
+@pytest.mark.parametrize("family", SIDED)
+def test_two_heads_start_with_the_left_and_the_right_token(
+    family: str, head: int, there: int, data: Path, tmp_path: Path
+) -> None:
+    """With one head alone, a changed token moves the state on its other side far more than those elsewhere."""
+    network = made(**{**SIDED[family], "num_layers": 1, "max_length": 64, "num_segments": 1})
+    start_network(network, SIDES, Tokens.open(data), tmp_path, QUIET)
+    ids = torch.from_numpy(np.random.default_rng(3).integers(5, VOCAB, (1, 60)))
+    other, lengths = ids.clone(), torch.tensor([60])
+    other[0, 30] = (ids[0, 30] + 60 - 5) % (VOCAB - 5) + 5
+    size = network.settings.head_size
+    with torch.no_grad():
+        kept = network.encoder.attentions[0].output.weight[:, head * size : (head + 1) * size].clone()  # type: ignore[union-attr,index]
+        network.encoder.attentions[0].output.weight.zero_()[:, head * size : (head + 1) * size] = kept  # type: ignore[union-attr,operator]
+        moved = (network.encode(Batch(ids, lengths)) - network.encode(Batch(other, lengths)))[0].norm(dim=1)
+    moved[30] = 0.0  # the token itself
+    assert int(moved.argmax()) == there
+    assert moved[there] > 2 * moved[60 - there]  # the same distance on the wrong side
+    assert moved[there] > 10 * torch.cat([moved[5:20], moved[40:55]]).mean()
+
+
+@pytest.mark.parametrize("family", SIDED)
+def test_sides_predict_before_anything_is_learned(family: str, tmp_path: Path) -> None:
+    """Text in which the next token follows from this one: a mean over neighbours knows less of it than two sides."""
+    follows = 5 + np.random.default_rng(4).permutation(VOCAB - 5)
+    documents = []
+    for first in range(5, 65):
+        ids = [first]
+        while len(ids) < 60:
+            ids.append(int(follows[ids[-1] - 5]))
+        documents.append(np.array(ids))
+    tokens = Tokens.open(prepared(tmp_path / "data", documents))
+    rows = torch.from_numpy(np.stack([ids[:20] for ids in documents[:30]]))
+    masked, at = rows.clone(), torch.arange(30) * 20 + 10
+    masked[:, 10] = 4
+    losses = {}
+    for attention in ("neighbours", "sides"):
+        network = made(**SIDED[family])
+        start_network(network, SIDES.model_copy(update={"attention": attention}), tokens, tmp_path, QUIET)
+        with torch.no_grad():
+            states = network.encode(Batch(masked, torch.full((30,), 20)))
+            losses[attention] = float(network.masked_lm_loss(states, at, rows[:, 10])[0]) / 30
+    assert losses["sides"] < losses["neighbours"] - 0.1
+
+
+def test_sides_are_the_same_for_any_number_of_threads(data: Path, tmp_path: Path) -> None:
+    begun = []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        begun.append(made(**SIDED["modern"]))
+        start_network(begun[-1], SIDES, Tokens.open(data), tmp_path / str(threads), QUIET)
+    torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for a, b in zip(begun[0].parameters(), begun[1].parameters(), strict=True))
 
 
 # ------------------------------------------------------------------------------------------- a model to start from
@@ -325,6 +395,15 @@ def test_too_little_text_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"start.embeddings = counted needs at least 2,000 training tokens.* 270;"):
             start_network(made(), ALL, tokens, folder, QUIET)
     start_network(made(), StartSettings(attention="neighbours", bias="frequencies"), tokens, tmp_path, QUIET)
+
+
+def test_sides_that_cannot_be_are_refused_by_name(tmp_path: Path, data: Path) -> None:
+    for form in ({"num_heads": 2}, {"positions": "rotary", "num_heads": 4}, {"attention_window": 2, "num_heads": 4}):
+        with pytest.raises(ConfigError, match=r"start.attention = sides: needs three heads at least"):
+            start_network(made(**form), SIDES, Tokens.open(data), None, QUIET)
+    little = Tokens.open(prepared(tmp_path / "little", texts(1, 3)))
+    with pytest.raises(DataError, match=r"start.attention = sides needs at least 2,000 training tokens"):
+        start_network(made(num_heads=4), StartSettings(attention="sides"), little, tmp_path, QUIET)
 
 
 def test_what_cannot_be_counted_is_said_and_stays_random(tmp_path: Path) -> None:

@@ -63,6 +63,10 @@ def test_counts_are_those_of_a_plain_implementation(
     counts = counting.neighbour_counts(tokens, VOCAB, WEIGHTS, 10**6, threads)
     assert counts.dtype == np.int64
     assert np.array_equal(counts.toarray(), plain_counts([*one, *two]))
+    following = np.zeros((VOCAB, VOCAB), np.int64)
+    for ids in [*one, *two]:
+        np.add.at(following, (ids[:-1], ids[1:]), 1000)
+    assert np.array_equal(counting.following_counts(tokens, VOCAB, 10**6, threads).toarray(), following)
 
 
 def test_a_sample_is_spread_over_the_text_and_no_larger_than_asked(
@@ -78,12 +82,18 @@ def test_a_sample_is_spread_over_the_text_and_no_larger_than_asked(
     assert sum(end - start for _, start, end in counting.stretches(tokens, 10**9)) == tokens.num_tokens
 
 
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("smoothing, shift, least", [(1.0, 1.0, 0.0), (0.75, 2.0, 0.0), (0.75, 1.0, 1.5)])
-def test_pmi_is_that_of_the_definition(tmp_path: Path, smoothing: float, shift: float, least: float) -> None:
+def test_pmi_is_that_of_the_definition(
+    tmp_path: Path, smoothing: float, shift: float, least: float, ordered: bool
+) -> None:
     tokens = prepared(tmp_path / "data", {"a.train.00000": documents(3)})
-    counts = counting.neighbour_counts(tokens, VOCAB, WEIGHTS, 10**6)
+    if ordered:
+        counts = counting.following_counts(tokens, VOCAB, 10**6)
+    else:
+        counts = counting.neighbour_counts(tokens, VOCAB, WEIGHTS, 10**6)
     found = counting.positive_pmi(counts, smoothing, shift, least).toarray()
-    plain = plain_counts(documents(3)).astype(float)
+    plain = counts.toarray().astype(float)
     context = plain.sum(axis=0) ** smoothing
     context /= context.sum()
     for token in range(VOCAB):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array, random_array
 
-from remask.model.factors import factors
+from remask.model.factors import between, factors
 
 
 def matrix(size: int = 300, seed: int = 0) -> csr_array:
@@ -33,6 +33,14 @@ def test_vectors_are_those_of_a_full_svd() -> None:
     assert np.abs(made - wanted).max() < 2e-2 * np.abs(wanted).max()
 
 
+def test_the_map_between_vectors_is_found_again() -> None:
+    """Whatever the weights, where the matrix is just what a map gives; the penalty takes a thousandth."""
+    draw = np.random.default_rng(2)
+    vectors, truth = draw.standard_normal((200, 6)), draw.standard_normal((6, 6))
+    made = between(csr_array(vectors @ truth @ vectors.T), vectors, draw.random(200) + 0.1, threads=2)
+    assert np.abs(made.numpy() - truth).max() < 0.01 * np.abs(truth).max()
+
+
 def test_a_low_rank_gives_fewer_columns() -> None:
     draw = np.random.default_rng(1)
     low = csr_array((draw.random((60, 3)) @ draw.random((3, 60))).astype(np.float32))
@@ -44,7 +52,7 @@ import sys, hashlib, torch
 torch.set_num_threads(int(sys.argv[1]))
 sys.path.insert(0, {place!r})
 from test_factors import matrix
-from remask.model.factors import factors
+from remask.model.factors import between, factors
 made = factors(matrix(1200, 5), 64, seed=0, iterations=2, threads=torch.get_num_threads())
 print(torch.get_num_threads(), hashlib.sha256(made.tobytes()).hexdigest())
 """
