@@ -31,6 +31,7 @@ META = torch.device("meta")
 def no_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which knows nothing of the meta device, and is switched off around the explicit products."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
 
 
 def batch(**more: Any) -> Batch:
