@@ -173,10 +173,12 @@ def _start_sides(network: Network, settings: StartSettings, tokens: Tokens, prog
     started, threads = time.monotonic(), torch.get_num_threads()
     weight_VE = network.encoder.embeddings.tokens.weight.detach().double()
     num_columns = weight_VE.shape[1] - counted.num_place_columns(network.settings, sides=True)
-    vectors_VC = weight_VE[:, :num_columns] / weight_VE.square().mean(dim=1, keepdim=True).sqrt()
+    vectors_VC = weight_VE[:, :num_columns] / weight_VE.square().mean(dim=1, keepdim=True).sqrt().clamp(min=1e-12)
     counts_VV = following_counts(tokens, len(weight_VE), settings.most_tokens, threads)
     frequencies_V = np.asarray(counts_VV.sum(axis=1)) / counts_VV.sum()
     pmi_VV = positive_pmi(counts_VV, smoothing=1.0, shift=1.0)
+    if not pmi_VV.nnz:
+        raise _nothing_stands_out(tokens, "attention")
     map_CC = between(pmi_VV, vectors_VC.numpy(), np.sqrt(frequencies_V), threads)
     counted.start_sides(
         network,
@@ -263,12 +265,16 @@ def _say_what_is_missing(counted: Counted, width: int, progress: Progress) -> No
         )
 
 
-def check_countable(tokens: Tokens, part: str = "embeddings = counted") -> None:
+def check_countable(tokens: Tokens, part: str) -> None:
     if tokens.num_tokens < MIN_TOKENS:
         raise DataError(
             f"{tokens.folder}: start.{part} needs at least {MIN_TOKENS:,} training tokens, there are "
             f"{tokens.num_tokens:,}; prepare more text, or --set start.{part.split()[0]}=random"
         )
+
+
+def _nothing_stands_out(tokens: Tokens, part: str) -> DataError:
+    return DataError(f"{tokens.folder}: no two tokens stand together more often than chance; --set start.{part}=random")
 
 
 def counted_vectors(
@@ -330,9 +336,7 @@ def _count(
     matrix_VV = positive_pmi(counts_VV, settings.smoothing, settings.shift, settings.least_count)
     is_counted_V = np.diff(matrix_VV.indptr) > 0
     if not is_counted_V.any():
-        raise DataError(
-            f"{tokens.folder}: no two tokens stand together more often than chance; --set start.embeddings=random"
-        )
+        raise _nothing_stands_out(tokens, "embeddings")
     counted_at = time.monotonic()
     vectors_VC = factors(matrix_VV, width, _SEED, settings.iterations, threads)
     progress.say(

@@ -422,3 +422,5 @@ def test_the_same_token_all_over_is_refused(tmp_path: Path) -> None:
     tokens = Tokens.open(prepared(tmp_path / "data", [np.full(3000, 7)]))
     with pytest.raises(DataError, match="no two tokens stand together more often than chance"):
         start_network(made(), ALL, tokens, tmp_path, QUIET)
+    with pytest.raises(DataError, match=r"more often than chance; --set start.attention=random"):
+        start_network(made(num_heads=4), StartSettings(attention="sides"), tokens, tmp_path, QUIET)
