@@ -19,7 +19,7 @@ import numpy as np
 
 from remask import artifacts
 from remask.config import Config, fingerprint, setting, switch
-from remask.errors import ConfigError, DataError, MissingInputError
+from remask.errors import DataError, MissingInputError
 from remask.progress import Progress
 from remask.schema import Json, Values
 
@@ -128,19 +128,21 @@ def start_network(
 
     if settings.embeddings == "counted":
         check_countable(tokens, "embeddings = counted")
-    if settings.attention == "sides":
+    sides = settings.attention == "sides"
+    if sides and not any(counted.has_sides(network.settings, layer) for layer in range(network.settings.num_layers)):
+        progress.warn(
+            "start.attention = sides needs three heads at least, and learned positions without a window or rotary ones "
+            "with one: attention starts as with neighbours"
+        )
+        sides = False
+    if sides:
         check_countable(tokens, "attention = sides")
-        if not any(counted.has_sides(network.settings, layer) for layer in range(network.settings.num_layers)):
-            raise ConfigError(
-                "start.attention = sides: needs three heads at least, and learned positions without a window or rotary "
-                "ones with one; --set start.attention=neighbours"
-            )
     if run_folder is None:
         return
     if settings.embeddings == "counted":
         width = network.settings.embedding_width
         if settings.attention != "random":
-            width -= counted.num_place_columns(network.settings, settings.attention == "sides")
+            width -= counted.num_place_columns(network.settings, sides)
         start = counted_vectors(tokens, settings, network.settings.vocab_size, width, run_folder, progress)
         vectors_VC = counted.even_scale(start.vectors_VC, start.is_counted_V, settings.flatten, settings.std)
         counted.start_embeddings(network, vectors_VC, start.is_counted_V, settings.std)
@@ -152,9 +154,9 @@ def start_network(
             settings.neighbour_noise,
             settings.neighbour_reach,
             settings.neighbour_peak,
-            sides=settings.attention == "sides",
+            sides=sides,
         )
-    if settings.attention == "sides":
+    if sides:
         _start_sides(network, settings, tokens, progress)
     if settings.head == "direct":
         counted.start_head(network, settings.head_share, settings.neighbour_noise)

@@ -17,7 +17,7 @@ import torch
 from remask import start
 from remask.artifacts import publish
 from remask.data.tokens import ShardWriter, Tokens
-from remask.errors import ConfigError, DataError
+from remask.errors import DataError
 from remask.model import counted
 from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
@@ -397,10 +397,13 @@ def test_too_little_text_is_refused_by_name(tmp_path: Path) -> None:
     start_network(made(), StartSettings(attention="neighbours", bias="frequencies"), tokens, tmp_path, QUIET)
 
 
-def test_sides_that_cannot_be_are_refused_by_name(tmp_path: Path, data: Path) -> None:
+def test_sides_that_cannot_be_are_named(tmp_path: Path, data: Path) -> None:
     for form in ({"num_heads": 2}, {"positions": "rotary", "num_heads": 4}, {"attention_window": 2, "num_heads": 4}):
-        with pytest.raises(ConfigError, match=r"start.attention = sides: needs three heads at least"):
-            start_network(made(**form), SIDES, Tokens.open(data), None, QUIET)
+        said, plain, begun = StringIO(), made(**form), made(**form)
+        start_network(begun, SIDES, Tokens.open(data), tmp_path, Progress(stream=said))
+        assert "attention starts as with neighbours" in said.getvalue()
+        start_network(plain, SIDES.model_copy(update={"attention": "neighbours"}), Tokens.open(data), tmp_path, QUIET)
+        assert all(torch.equal(a, b) for a, b in zip(begun.parameters(), plain.parameters(), strict=True))
     little = Tokens.open(prepared(tmp_path / "little", texts(1, 3)))
     with pytest.raises(DataError, match=r"start.attention = sides needs at least 2,000 training tokens"):
         start_network(made(num_heads=4), StartSettings(attention="sides"), little, tmp_path, QUIET)
