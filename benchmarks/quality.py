@@ -87,8 +87,6 @@ CHANGES: dict[str, str] = {
         f"{COUNTED} model.num_layers=4 model.hidden_size=384 model.num_heads=6 model.ffn_size=1024"
     ),
     "counted-std-0.1": f"{COUNTED} start.std=0.1",
-    "counted-muon-4e-3": f"{COUNTED} {MUON} train.learning_rate=4e-3",
-    "counted-muon-4e-3-rows-32": f"{COUNTED} {MUON} train.learning_rate=4e-3 {ROWS_32}",
     "counted-rows-32-rate-3e-3": f"{COUNTED} {ROWS_32} train.learning_rate=3e-3",
     "counted-sides": SIDES,
     "counted-sides-rows-of-64": f"{SIDES} {ROWS_32} data.short_steps=1 data.short_length=64",
@@ -97,8 +95,6 @@ CHANGES: dict[str, str] = {
     "counted-sides-window-8": f"{SIDES} model.attention_window=8",
     "counted-causal-25": f"{COUNTED} objective.causal_share=0.25",
     "counted-stable": f"{COUNTED} train.schedule=stable train.decay=0.3",
-    "counted-scaled": f"{COUNTED} model.init=scaled",
-    "counted-plain-ffn": f"{COUNTED} model.ffn=plain model.ffn_size=960",
     "counted-vocabulary-8192": f"{COUNTED} vocabulary=8192",
     "counted-vocabulary-32768": f"{COUNTED} vocabulary=32768",
     "counted-8-neighbours": f"{COUNTED} start.weights=[1,0.9,0.8,0.7,0.6,0.5,0.4,0.3]",

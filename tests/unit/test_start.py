@@ -19,6 +19,7 @@ from remask.artifacts import publish
 from remask.data.tokens import ShardWriter, Tokens
 from remask.errors import DataError
 from remask.model import counted
+from remask.model.encoder import Attention
 from remask.model.network import Network, build_network
 from remask.model.settings import HeadSettings, ModelSettings
 from remask.progress import Progress
@@ -263,8 +264,11 @@ def test_two_heads_start_with_the_left_and_the_right_token(
     other[0, 30] = (ids[0, 30] + 60 - 5) % (VOCAB - 5) + 5
     size = network.settings.head_size
     with torch.no_grad():
-        kept = network.encoder.attentions[0].output.weight[:, head * size : (head + 1) * size].clone()  # type: ignore[union-attr,index]
-        network.encoder.attentions[0].output.weight.zero_()[:, head * size : (head + 1) * size] = kept  # type: ignore[union-attr,operator]
+        attention = network.encoder.attentions[0]
+        assert isinstance(attention, Attention)
+        columns = slice(head * size, (head + 1) * size)
+        kept = attention.output.weight[:, columns].clone()
+        attention.output.weight.zero_()[:, columns] = kept
         moved = (network.encode(Batch(ids, lengths)) - network.encode(Batch(other, lengths)))[0].norm(dim=1)
     moved[30] = 0.0  # the token itself
     assert int(moved.argmax()) == there
