@@ -353,6 +353,7 @@ def main() -> None:
         "--tokenizer", type=Path, help="vocabulary for the part tokenise; else one of 16,384 is trained"
     )
     parser.add_argument("--megabytes", type=float, help="only the first so many")
+    parser.add_argument("--times", type=int, default=1, help="the text so often over: workers start only once")
     parser.add_argument("--parts", default="train,tokenise", help=f"of {','.join(PARTS)}, or all; or vocabulary")
     parser.add_argument("--gigabytes", type=float, default=10.0, help="of text, for the part vocabulary")
     parser.add_argument("--text", choices=KINDS, help="of the part vocabulary: what stands between words; else both")
@@ -383,7 +384,7 @@ def main() -> None:
         "train": measure_train,
         "tokenise": measure_tokenise,
     }
-    documents = read_documents_of(options.corpus, options.megabytes)
+    documents = read_documents_of(options.corpus, options.megabytes) * options.times
     megabytes = round(sum(len(document.encode()) for document in documents) / 1e6, 1)
     with tempfile.TemporaryDirectory(prefix="remask-bench-") as folder:
         for part in (part for part in PARTS if part in asked):

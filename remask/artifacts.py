@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from remask.config import differences
 from remask.errors import (
     ConfigError,
     DataError,
@@ -510,6 +509,8 @@ def work_on(out: Path, key: Values) -> Iterator[Work]:
 
 def _begin(work: Work, key: Values) -> None:
     known = _kept_key(work.path(_KEY))
+    from remask.config import differences  # not above: see Tokens.first
+
     changed = differences(known or {}, key) if known is not None or work.pieces() else []
     if changed and work.pieces():
         raise ConfigError(

@@ -17,7 +17,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from remask import artifacts
-from remask.config import fingerprint
 from remask.errors import DataError
 from remask.schema import Json
 
@@ -230,6 +229,8 @@ class Tokens:
         """The first documents of every source, of its size its share of `max_tokens`, at least one each; None: all."""
         if max_tokens is None or max_tokens >= self.num_tokens:
             return self
+        from remask.config import fingerprint  # not above: its libraries take 0.1 s of every worker that writes shards
+
         share = max_tokens / self.num_tokens
         sources = {name: _first(source, round(share * len(source))) for name, source in self.sources.items()}
         return replace(self, sources=sources, fingerprint=fingerprint([self.fingerprint, max_tokens]))
