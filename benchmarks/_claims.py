@@ -58,6 +58,7 @@ def _commands() -> list[Command]:
         Command("batches", quick="--rounds 1 --steps 1"),
         Command("blimp", "--precision bf16", f"{TINY} --precision fp32"),
         Command("prepare", quick="--rounds 1 --megabytes 1 --vocab-size 2048"),
+        Command("prepare", "--parts tokenise --times 4 --rounds 2"),
         Command("serve", quick="--size tiny --rounds 1 --texts 20 --requests 60 --seconds 2 --slow 10"),
         Command("serve", "--precision int8 --parts load", "--size tiny --rounds 1 --texts 20 --requests 60"),
         Command("write", quick=f"{TINY} --steps 2 --batch 4 --length 8 --longest 6 --decode-batches 1"),

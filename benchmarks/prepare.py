@@ -133,9 +133,10 @@ def measure_tokenise(options: argparse.Namespace, documents: list[str], work: Pa
         print(f"tokenise, round {number + 1}: {rates} MB/s")
     ratios = {n: [p / s for p, s in zip(seconds["peer"], seconds[n], strict=True)] for n in ("fast", "plain")}
     rate = {name: round(megabytes / median(values), 2) for name, values in seconds.items()}
+    often = f", the text {options.times} times over" if options.times > 1 else ""
     return [
         {
-            "name": f"prepare: tokenise{'' if way == 'fast' else ' without the fast extra'}",
+            "name": f"prepare: tokenise{'' if way == 'fast' else ' without the fast extra'}{often}",
             "ratio": round(median(ratios[way]), 2),
             "peer": rate["peer"],
             "ours": rate[way],
