@@ -28,6 +28,7 @@ from remask.model.shapes import to_device
 
 _BLOCK = 64  # smallest block of local attention; a block sees itself and its two neighbours
 LONG = 1024  # from here on the products' S x S probabilities cost more than the library's slower backward pass
+_TURNED = 1 << 18  # numbers that rotary positions turn at a time: their copies in fp32 stay in the cache
 FEW = 64  # tokens up to which one call is faster than several, whatever it computes
 
 
@@ -300,16 +301,34 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(qkv_3BNSK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    first, second = qkv_3BNSK[:2].chunk(2, dim=-1)
     if torch.compiler.is_compiling():  # a graph has no memory to fill, only results to join
+        first, second = qkv_3BNSK[:2].chunk(2, dim=-1)
         turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
         return torch.cat([turned, qkv_3BNSK[2:]])
-    out = torch.empty_like(qkv_3BNSK)
-    half = first.shape[-1]
-    out[:2, ..., :half] = first * cos - second * sin
-    out[:2, ..., half:] = second * cos + first * sin
+    out = torch.empty_like(qkv_3BNSK, memory_format=torch.contiguous_format)
+    _turn(qkv_3BNSK[:2], cos, sin, out[:2])
     out[2] = qkv_3BNSK[2]
     return out
+
+
+def _turn(qk_2BNSK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out_2BNSK: torch.Tensor) -> None:
+    """Turned into `out`, which may be the same memory; in fp32, of which the cache holds some rows at a time."""
+    num_rows, size = qk_2BNSK.shape[1], qk_2BNSK[:, 0].numel()
+    step = max(1, _TURNED // size) if qk_2BNSK.device.type == "cpu" else num_rows
+    exact = torch.promote_types(qk_2BNSK.dtype, torch.float32)
+    for low in range(0, num_rows, step):
+        rows = slice(low, low + step)
+        given, wanted = qk_2BNSK[:, rows], out_2BNSK[:, rows]
+        x = wanted if wanted.dtype == exact else torch.empty(given.shape, dtype=exact, device=given.device)
+        if x.data_ptr() != given.data_ptr():
+            x.copy_(given)
+        cos_B1SH, sin_B1SH = (angles if len(angles) == 1 else angles[rows] for angles in (cos, sin))
+        first, second = x.chunk(2, dim=-1)
+        crossed = first * sin_B1SH
+        first.mul_(cos_B1SH).addcmul_(second, sin_B1SH, value=-1)
+        second.mul_(cos_B1SH).add_(crossed)
+        if x is not wanted:
+            wanted.copy_(x)
 
 
 def rotary_angles(positions_BS: torch.Tensor, head_size: int, base: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -320,16 +339,13 @@ def rotary_angles(positions_BS: torch.Tensor, head_size: int, base: float) -> tu
 
 
 def rotate(qkv_3BNSK: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rotary positions on queries and keys. Where nothing learns, fp32 is turned in place: its caller is the last one
+    """Rotary positions on queries and keys. Where nothing learns they are turned in place: its caller is the last one
     who needs it, and copies cost as much as a sixth of a short text's layers."""
     if torch.compiler.is_compiling():
         return _rotated(qkv_3BNSK.contiguous(), *angles)
-    if torch.is_grad_enabled() or qkv_3BNSK.dtype != torch.float32:
-        return _Rotate.apply(qkv_3BNSK.contiguous(), *angles)
-    cos, sin = angles
-    qk_2BNSK = qkv_3BNSK[:2]
-    swapped_2BNSK = qk_2BNSK.roll(cos.shape[-1], -1)
-    qk_2BNSK.mul_(torch.cat([cos, cos], dim=-1)).addcmul_(swapped_2BNSK, torch.cat([-sin, sin], dim=-1))
+    if torch.is_grad_enabled():
+        return _Rotate.apply(qkv_3BNSK, *angles)
+    _turn(qkv_3BNSK[:2], *angles, qkv_3BNSK[:2])
     return qkv_3BNSK
 
 
