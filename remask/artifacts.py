@@ -508,9 +508,9 @@ def work_on(out: Path, key: Values) -> Iterator[Work]:
 
 
 def _begin(work: Work, key: Values) -> None:
-    known = _kept_key(work.path(_KEY))
     from remask.config import differences  # not above: see Tokens.first
 
+    known = _kept_key(work.path(_KEY))
     changed = differences(known or {}, key) if known is not None or work.pieces() else []
     if changed and work.pieces():
         raise ConfigError(

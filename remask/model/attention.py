@@ -313,7 +313,8 @@ def _rotated(qkv_3BNSK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> t
 
 def _turn(qk_2BNSK: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, out_2BNSK: torch.Tensor) -> None:
     """Turned into `out`, which may be the same memory; in fp32, of which the cache holds some rows at a time."""
-    num_rows, size = qk_2BNSK.shape[1], qk_2BNSK[:, 0].numel()
+    num_rows = max(1, qk_2BNSK.shape[1])
+    size = max(1, qk_2BNSK.numel() // num_rows)
     step = max(1, _TURNED // size) if qk_2BNSK.device.type == "cpu" else num_rows
     exact = torch.promote_types(qk_2BNSK.dtype, torch.float32)
     for low in range(0, num_rows, step):

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from remask.model import attention
 from remask.model.attention import Sight, attend, hidden_tokens, rotary_angles, rotate
 from remask.model.noise import Noise, keep_scale
 
@@ -147,6 +148,27 @@ def test_rotation_has_the_right_gradient() -> None:
     qkv = an_input(1, 3).detach().double().requires_grad_()
     angles = rotary_angles(torch.arange(3)[None], WIDTH, 100.0)
     assert torch.autograd.gradcheck(lambda x: rotate(x, (angles[0].double(), angles[1].double())), (qkv,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("learning", [True, False])
+def test_rotary_positions_of_every_row_whatever_is_turned_at_a_time(
+    dtype: torch.dtype, learning: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seven rows with positions of their own, two at a time; queries and keys are turned, values are not."""
+    monkeypatch.setattr(attention, "_TURNED", 2 * 2 * 3 * 5 * WIDTH)
+    cos, sin = rotary_angles(torch.randint(0, 100, (7, 5)), WIDTH, 100.0)
+    qkv = torch.randn(7, 5, 3, 3, WIDTH).to(dtype).permute(2, 0, 3, 1, 4)  # as a layer has it: not in order
+    first, second = qkv[:2].float().chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    expected = torch.cat([turned, qkv[2:].float()])
+    with torch.set_grad_enabled(learning):
+        given = qkv.clone()
+        result = rotate(given, (cos, sin))
+    assert result.dtype == dtype
+    close = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-2}
+    torch.testing.assert_close(result.float(), expected, **close)
+    assert torch.equal(given, qkv) is learning  # where nothing learns, in place
 
 
 def test_hidden_tokens_spare_the_first_and_follow_the_row() -> None:
