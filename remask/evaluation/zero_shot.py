@@ -85,14 +85,15 @@ class Judge:
 
     def masked_logits(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """(log_probs_M of the masked tokens, logits_MV there)."""
+        import torch.nn.functional as F
+
         with self.asked() as network:
             tensors = self.sent(batch)
             assert tensors.masked_positions_M is not None
             assert tensors.masked_labels_M is not None
             hidden_BSD = network.encode(tensors, wanted_M=tensors.masked_positions_M)
             logits_MV = network.masked_lm(hidden_BSD, tensors.masked_positions_M).float()
-            right_M = logits_MV.gather(1, tensors.masked_labels_M[:, None])[:, 0]
-            return right_M - logits_MV.logsumexp(1), logits_MV
+            return -F.cross_entropy(logits_MV, tensors.masked_labels_M, reduction="none"), logits_MV
 
     def log_probs(self, batch: Batch) -> np.ndarray:
         """log p of every masked token."""

@@ -191,10 +191,12 @@ class _Work:
         }
 
     def _once(self, name: str, measure: Callable[[], Measured]) -> Measured:
-        """What is measured is kept, so that a cell that is killed goes on with the next."""
+        """What is measured is kept, so that a cell that is killed goes on with the next. What needs no training is kept
+        with the model, so that cells that take one model as it is measure it once."""
         from remask.studies.measures import Measured
 
-        kept = self.folder / "measures" / f"{name.replace(':', '-')}.json"
+        folder = self.run_folder.parent if name in MEASURES else self.folder
+        kept = folder / "measures" / f"{name.replace(':', '-')}.json"
         if kept.is_file():
             values = json.loads(kept.read_bytes())
             examples = {metric: np.array(numbers) for metric, numbers in values["examples"].items()}

@@ -137,7 +137,8 @@ def test_a_model_that_was_not_kept_is_trained_again_where_a_row_goes_on_from_it(
 ) -> None:
     """Results of finished cells are kept alone, as on another machine: two small files each."""
     file, out = tmp_path / "mine.yaml", tmp_path / "out"
-    file.write_text(STUDY.replace("  plain: {}\n", "  plain: {}\n  longer: {start_from: plain}\n"))
+    more = "  longer: {start_from: plain}\n  taken: {model_of: plain}\n"
+    file.write_text(STUDY.replace("  plain: {}\n", f"  plain: {{}}\n{more}"))
     options = {"prepared": str(tiny_prepared), "seeds": 1, "name": "mine"}
     run = build_run(StudyRun, file, options=options).run
     made = study_cell(run, out, "plain", 0, progress=Progress(quiet=True))
@@ -152,3 +153,10 @@ def test_a_model_that_was_not_kept_is_trained_again_where_a_row_goes_on_from_it(
     assert model.read_bytes() == weights
     assert results(out) == kept, "what was measured stands"
     assert study_cell(run, out, "longer", 0, progress=Progress(quiet=True))["metrics"] != made["metrics"]
+
+    # A model that a row takes as it is is not measured again: what is kept is believed, even this.
+    measured = Path(made["folder"]) / "measures" / "heldout.json"
+    values = json.loads(measured.read_text())
+    values["examples"]["bits_per_byte"] = [1.25]
+    measured.write_text(json.dumps(values))
+    assert study_cell(run, out, "taken", 0, progress=Progress(quiet=True))["metrics"]["bits_per_byte"] == 1.25
