@@ -276,8 +276,9 @@ def main() -> None:
         sys.exit(
             f"ours did not reach {target} in {options.ours_minutes.split(',')[0]} minutes: give more --ours-minutes"
         )
+    start = "" if options.peer_start == "random" else f" with {options.peer_start} embeddings"
     result = {
-        "name": f"time to the held-out loss of {options.minutes:g} minutes of the peer, {options.precision}",
+        "name": f"time to the held-out loss of {options.minutes:g} minutes of the peer{start}, {options.precision}",
         "ratio": round(best["seconds"] / reached["seconds"], 2),
         "peer": round(best["seconds"] / 60, 3),
         "ours": round(reached["seconds"] / 60, 3),
