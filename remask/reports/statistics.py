@@ -8,6 +8,7 @@ sums such as bits per byte (`sizes`). Not here: metrics that are neither (F1, Ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -158,7 +159,16 @@ def verdict(difference: Difference, *, p: float | None = None, higher_is_better:
 def in_words(difference: Difference, *, p: float | None = None, higher_is_better: bool = True) -> str:
     """The verdict with its numbers: what was found, or how large a difference would have been found."""
     word = verdict(difference, p=p, higher_is_better=higher_is_better)
-    interval = f"{difference.value:+.4g} [{difference.low:+.4g}, {difference.high:+.4g}]"
+    interval = _interval(difference)
     if word == "no difference seen":
         return f"{word}: {interval}; one of {difference.smallest:.2g} would likely have been seen"
     return f"{word}: {interval}"
+
+
+def _interval(difference: Difference) -> str:
+    """value [low, high], all to the same place: the second one that the interval's width has."""
+    width = difference.high - difference.low
+    places = max(0, 1 - math.floor(math.log10(width))) if math.isfinite(width) and width > 0 else 4
+    numbers = (round(number, places) + 0.0 for number in (difference.value, difference.low, difference.high))  # no -0
+    value, low, high = (f"{number:+.{places}f}" for number in numbers)
+    return f"{value} [{low}, {high}]"

@@ -79,7 +79,7 @@ def test_verdicts_are_what_the_interval_carries() -> None:
     assert verdict(wide) == "no difference seen"
     assert verdict(clear, p=0.07) == "no difference seen", "one of many comparisons"
     assert in_words(wide) == "no difference seen: +0.5 [-0.2, +1.2]; one of 1 would likely have been seen"
-    assert in_words(clear) == "better: +0.5 [+0.2, +0.8]"
+    assert in_words(clear) == "better: +0.50 [+0.20, +0.80]"
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
