@@ -67,12 +67,16 @@ def test_killed_at_random_points_and_gone_on_is_bitwise_equal(
     whole = zygote.run(*words, "--out", tmp_path / "whole")
     assert whole.returncode == 0, whole.stderr
     draw = random.Random(20261115)
-    killed = 0
+    killed, seconds = 0, whole.seconds
     for number in range(rounds := tries(5, 1, 4)):
         out = tmp_path / f"killed{number}"
         for _ in range(5):
-            after = draw.uniform(0.15, 0.5) * whole.seconds
-            killed += zygote.run(*words, "--out", out, signals=[(after, "SIGKILL")]).returncode == -9
+            after = draw.uniform(0.15, 0.5) * seconds
+            ended = zygote.run(*words, "--out", out, signals=[(after, "SIGKILL")])
+            killed += ended.returncode == -9
+            if ended.returncode == 0 and killed < 2 * (number + 1):  # the first run was slow by chance: once more
+                seconds = min(seconds, ended.seconds)
+                shutil.rmtree(out)
         last = zygote.run(*words, "--out", out)
         assert last.returncode == 0, last.stderr
         assert_same_run(tmp_path / "whole", out)
