@@ -11,7 +11,7 @@ are told in the JSON line. The peer's time is that of its steps alone, ours that
 One scorer (our network and loss in fp32) reads the weights of both and scores them on the same fixed held-out rows with
 the same masks.
 
-    python benchmarks/time_to_loss.py --work DIR [--minutes 20] [--ours-minutes 2,1,0.5,0.3] [--json]
+    python benchmarks/time_to_loss.py --work DIR [--minutes 20] [--ours-minutes 2,1,0.7,0.5] [--json]
 
 Every part is kept in --work and not repeated: the command can be stopped, and goes on when it is given again.
 """
@@ -233,7 +233,7 @@ def main() -> None:
         "--peer-start", default="random", choices=["random", "counted"], help="of the peer's embeddings"
     )
     parser.add_argument("--attention", default="eager", choices=["eager", "sdpa"], help="of the peer; see pretrain.py")
-    parser.add_argument("--ours-minutes", default="2,1,0.5,0.3", help="schedules to try, longest first")
+    parser.add_argument("--ours-minutes", default="2,1,0.7,0.5", help="schedules to try, longest first")
     parser.add_argument("--recipe", type=Path, default=ROOT / "runs" / "bases" / "modern_small.yaml", help="ours")
     parser.add_argument("--set", action="append", default=[], help="more settings of ours")
     parser.add_argument("--length", type=int, default=128)

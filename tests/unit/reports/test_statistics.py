@@ -80,6 +80,8 @@ def test_verdicts_are_what_the_interval_carries() -> None:
     assert verdict(clear, p=0.07) == "no difference seen", "one of many comparisons"
     assert in_words(wide) == "no difference seen: +0.5 [-0.2, +1.2]; one of 1 would likely have been seen"
     assert in_words(clear) == "better: +0.50 [+0.20, +0.80]"
+    near = Difference(-6.685e-05, -0.01795, 0.01666, 0.99, 0.025)
+    assert in_words(near).startswith("no difference seen: +0.000 [-0.018, +0.017];"), "no -0.000, no 6.685e-05"
 
 
 def test_what_cannot_be_compared_is_refused() -> None:
