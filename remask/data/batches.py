@@ -34,6 +34,9 @@ __all__ = ["Batches", "evaluation_batches", "is_comparable", "masked_bytes", "op
 
 _LOOKUP_ROWS = 4096
 _NOMINAL_STEPS = 100_000  # of a run whose parts are timed before its length is known
+# Of a pass of token batches. Rows are seldom full: a step of micro_rows x length tokens has a row or two more than
+# micro_rows, and two passes of half as many take a tenth longer (4 x 192, EXPERIMENTS.md).
+_SLACK = 1.125
 _WINDOW_STEPS = 16  # token batches are cut from windows of about this many steps, or some more
 
 
@@ -190,12 +193,12 @@ class Batches(BatchSource):
         return [chosen.take(group[(self._rank + step) % world :: world]) for group in groups]
 
     def _groups_by_tokens(self, chosen: Chosen, phase: Corpus) -> list[np.ndarray]:
-        """The fewest even groups whose padded share per rank is at most micro_rows rows of full length.
+        """The fewest even groups whose padded share per rank is at most `pass_tokens`.
 
         Every rank needs a row of every group. So with micro_rows = 1, where the ranks do not divide the number of rows,
         some ranks have two rows in some groups, which is one more than asked.
         """
-        count, limit = len(chosen.rows), self.settings.batch.micro_rows * phase.recipe.length
+        count, limit = len(chosen.rows), self._pass_tokens(phase)
         most = max(count // self._world_size, 1)
         for number in range(1, most):
             groups = np.array_split(np.arange(count), number)
@@ -203,6 +206,10 @@ class Batches(BatchSource):
                    for group in groups):  # fmt: skip
                 return groups
         return np.array_split(np.arange(count), most)
+
+    def _pass_tokens(self, phase: Corpus) -> float:
+        batch = self.settings.batch
+        return batch.micro_rows * phase.recipe.length * (1.0 if batch.num_tokens is None else _SLACK)
 
     def _width(self, sizes: np.ndarray, phase: Corpus) -> int:
         length = phase.recipe.length
@@ -225,6 +232,11 @@ class Batches(BatchSource):
         """Marks included, padding not; of the full row length and the full batch."""
         batch = self.settings.batch
         return float(batch.num_tokens or batch.num_rows * self.phases[-1].mean_size)
+
+    @property
+    def pass_tokens(self) -> float:
+        """Padded tokens that one forward pass of a rank has at most."""
+        return self._pass_tokens(self.phases[-1])
 
     @property
     def steps_per_epoch(self) -> float:

@@ -71,7 +71,7 @@ def _facts(run: PretrainRun, out: Path, network: Network, batches: Batches, worl
         post_norm=run.model.norm == "post",
         tokens_per_step=batches.tokens_per_step,
         rows_per_step=rows,
-        micro_tokens=run.data.batch.micro_rows * run.data.length,
+        micro_tokens=round(batches.pass_tokens),
         steps_per_epoch=batches.steps_per_epoch,
         num_steps=num_steps,
         free_bytes=shutil.disk_usage(place).free,

@@ -180,6 +180,18 @@ def test_token_batches_are_of_one_size(prepared: Path, vocabulary: Any) -> None:
         assert 0.95 * 600 < np.mean(sizes) < 1.05 * 600
 
 
+def test_a_token_batch_with_a_row_more_than_micro_rows_is_one_pass(prepared: Path, vocabulary: Any) -> None:
+    settings = settings_of(format="full-sentences", length=256, batch__num_tokens=8 * 256, batch__micro_rows=8)
+    batches = open_batches(prepared, settings, vocabulary, seed=1)
+    steps = run(batches, 60)
+    assert max(sum(batch.num_rows for batch in step) for step in steps) > 8
+    for step in steps:
+        whole = sum(batch.num_rows for batch in step) * max(batch.input_ids_BS.shape[1] for batch in step)
+        assert (len(step) == 1) == (whole <= batches.pass_tokens)
+        assert max(batch.input_ids_BS.size for batch in step) <= batches.pass_tokens
+    assert [len(step) for step in steps].count(1) > 30
+
+
 def test_the_smallest_token_batches_still_have_a_row_for_every_rank(prepared: Path, vocabulary: Any) -> None:
     for bucket_steps in (1, 2, 3):
         settings = settings_of(format="sentence-pair", batch__num_tokens=137, batch__bucket_steps=bucket_steps)
