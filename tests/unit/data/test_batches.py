@@ -184,12 +184,8 @@ def test_a_token_batch_with_a_row_more_than_micro_rows_is_one_pass(prepared: Pat
     settings = settings_of(format="full-sentences", length=256, batch__num_tokens=8 * 256, batch__micro_rows=8)
     batches = open_batches(prepared, settings, vocabulary, seed=1)
     steps = run(batches, 60)
-    assert max(sum(batch.num_rows for batch in step) for step in steps) > 8
-    for step in steps:
-        whole = sum(batch.num_rows for batch in step) * max(batch.input_ids_BS.shape[1] for batch in step)
-        assert (len(step) == 1) == (whole <= batches.pass_tokens)
-        assert max(batch.input_ids_BS.size for batch in step) <= batches.pass_tokens
-    assert [len(step) for step in steps].count(1) > 30
+    assert any(step[0].num_rows == 9 for step in steps if len(step) == 1)
+    assert max(batch.input_ids_BS.size for step in steps for batch in step) <= batches.pass_tokens == 9 * 256
 
 
 def test_the_smallest_token_batches_still_have_a_row_for_every_rank(prepared: Path, vocabulary: Any) -> None:
