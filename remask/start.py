@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 STAGE = "counted"
 _VERSION = 1
 _SEED = 0  # of the random projection: not the run's, so that runs of all seeds share what was counted
+PER_MINUTE = 8_000_000  # tokens that a run by the clock counts at most: about a sixth of its time on two cores
 MIN_TOKENS = 2_000  # fewer say nothing about which tokens go together
 
 
@@ -78,7 +79,9 @@ class StartSettings(Config):
         0.5, "every column is divided by this power of its deviation", effect="math", samples=[1.0], ge=0, le=1
     )
     most_tokens: int = setting(
-        20_000_000, "tokens that are counted at most, spread evenly over the training text", ge=MIN_TOKENS
+        20_000_000,
+        f"tokens that are counted at most, spread over the training text; by the clock: {PER_MINUTE:,} a minute",
+        ge=MIN_TOKENS,
     )
     iterations: int = setting(2, "power iterations of the random projection", ge=0, le=20)
     neighbour_share: float = switch(
@@ -104,6 +107,13 @@ class StartSettings(Config):
     neighbour_peak: float = switch(
         8.0, "learned positions without a window: logit of the nearest token", effect="math", samples=[4.0], gt=0
     )
+
+    def within(self, minutes: float | None) -> StartSettings:
+        """For a run of so many minutes, which counting must not use up."""
+        if minutes is None:
+            return self
+        most = max(MIN_TOKENS, min(self.most_tokens, round(minutes * PER_MINUTE)))
+        return self.model_copy(update={"most_tokens": most})
 
     def counting(self) -> Json:
         """What the vectors follow from."""
@@ -342,7 +352,8 @@ def _count(
     counted_at = time.monotonic()
     vectors_VC = factors(matrix_VV, width, _SEED, settings.iterations, threads)
     progress.say(
-        f"  {min(tokens.num_tokens, settings.most_tokens):,} tokens counted in {counted_at - started:.1f} s, "
+        f"  {min(tokens.num_tokens, settings.most_tokens):,} of {tokens.num_tokens:,} tokens counted in "
+        f"{counted_at - started:.1f} s, "
         f"{matrix_VV.nnz:,} pairs factored in {time.monotonic() - counted_at:.1f} s"
     )
     return vectors_VC, is_counted_V

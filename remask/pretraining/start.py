@@ -73,9 +73,10 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run
     # Only a sentence loss trains the first token; without one the mean of the tokens says more about a text.
     heads = HeadSettings(masked_lm=True, sentence=has_pairs, pooling="first" if has_pairs else "mean")
     tokens = Tokens.open(prepared_of(run)).first(run.data.max_tokens)  # what is not read is not counted, either
+    start = run.start.within(run.train.minutes)
     if run.init_from is None:
         network = build_network(settings, heads, run.seed)
-        start_network(network, run.start, tokens, run_folder, progress)
+        start_network(network, start, tokens, run_folder, progress)
         return network
     loaded = open_model(run.init_from)
     had_head = loaded.network.heads.masked_lm is not None
@@ -84,7 +85,7 @@ def make_network(run: PretrainRun, tokenizer: Tokenizer, progress: Progress, run
     network = build_network(settings, heads, run.seed)
     old_ids = _take_over(network, loaded, run.init_from, tokenizer, progress)
     pieces = _pieces(tokenizer, old_ids)
-    complete_network(network, run.start, tokens, old_ids, had_head, run_folder, progress, pieces)
+    complete_network(network, start, tokens, old_ids, had_head, run_folder, progress, pieces)
     if run.learn == "lora":
         add_updates(network.encoder, run.lora, run.seed)
     return network

@@ -170,3 +170,17 @@ def test_damaged_data_is_refused(tmp_path: Path, tiny_prepared: Path) -> None:
     run = build_run(PretrainRun, SMOKE, [f"prepared={tmp_path / 'data'}"]).run
     with pytest.raises(DataError, match="damaged"):
         main(run, tmp_path / "out", progress=Progress(quiet=True))
+
+
+def test_a_run_by_the_clock_counts_what_its_minutes_allow(tiny_prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from remask import start
+    from remask.pretraining.start import make_network
+    from remask.tokenizer import load_tokenizer
+
+    counted: list[int] = []
+    monkeypatch.setattr(start, "start_network", lambda network, settings, *rest: counted.append(settings.most_tokens))
+    for budget in ("steps=5", "minutes=0.5", "minutes=60", "minutes=1e-9"):
+        changes = [f"train.{name}=null" for name in ("steps", "minutes")]
+        run = build_run(PretrainRun, SMOKE, [*changes, f"train.{budget}", f"prepared={tiny_prepared}"]).run
+        make_network(run, load_tokenizer(tiny_prepared / "tokenizer"), Progress(quiet=True))
+    assert counted == [20_000_000, 4_000_000, 20_000_000, start.MIN_TOKENS]
