@@ -356,6 +356,8 @@ def _title(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    if value == int(value) and abs(value) < 1e6:
+    if abs(value) >= 1e6:
+        return f"{value / 1e6:,.4g}M"
+    if value == int(value):
         return f"{int(value):,}"
-    return f"{value:.3g}" if abs(value) < 1 or abs(value) >= 1e6 else f"{value:.4g}"
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.4g}"
