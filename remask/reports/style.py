@@ -75,8 +75,8 @@ th button:focus-visible{outline:2px solid var(--accent)}th[aria-sort] button{col
 table.sortable .number{white-space:nowrap}td.words{min-width:230px}
 ul.lines{padding-left:20px;margin:8px 0}ul.lines li{margin:5px 0}
 @media(max-width:640px){main{padding:20px 14px 48px}.dot-row{grid-template-columns:1fr auto;gap:2px 10px}
-.dot-track,.dot-axis{grid-column:1/3;grid-row:2}.dot-axis span:last-child{transform:translateX(-85%)}.tick.x.odd{display:none}
-.fill .dot-track{grid-column:auto;grid-row:auto}}
+.dot-track,.dot-axis{grid-column:1/3;grid-row:2}.dot-axis span:last-child{transform:translateX(-85%)}
+.tick.x.odd{display:none}.fill .dot-track{grid-column:auto;grid-row:auto}}
 @media print{:root{--ink:#000;--soft:#444;--paper:#fff;--card:#fff;--line:#bbb}figure,.tile{break-inside:avoid}
 body{font-size:12px}main{max-width:none}}
 """
