@@ -120,9 +120,10 @@ class _Work:
     @property
     def run_folder(self) -> Path:
         """Where the pretraining is: the cell's own, or that of the row whose model it takes as it is."""
-        return self._origin_folder() if self.cell.row.model_of else self.folder / "pretrain"
+        return (self._origin_place() if self.cell.row.model_of else self.place).folder / "pretrain"
 
-    def _origin_folder(self) -> Path:
+    def _origin_place(self) -> Place:
+        """The finished cell, with its model, that this one goes on from."""
         origin = self.plan.origin_of(self.cell)
         assert origin is not None
         place = place_of(self.plan, origin, self.place.out, self.place.data)
@@ -131,14 +132,14 @@ class _Work:
                 f"{self.cell.label}, seed {self.cell.seed}: starts from the model of row {origin.label}, which is not "
                 f"finished: make that one first (--row {list(self.plan.study.rows).index(origin.label) + 1})"
             )
-        return place.folder / "pretrain"
+        return place
 
     def pretrained(self) -> Json:
         """Costs and curves of the training; afterwards `run_folder`/model is the model."""
         if not self.cell.row.model_of and not (self.run_folder / "model").is_dir():
             from remask.pretraining.run import pretrain
 
-            start = self._origin_folder() / "model" if self.cell.row.start_from else None
+            start = self._origin_place().folder / "pretrain" / "model" if self.cell.row.start_from else None
             paths = {"prepared": self.place.data[self.cell.variant], "init_from": start}
             pretrain(self.cell.run.model_copy(update=paths), self.run_folder, progress=self.progress)
             _keep_model(self.run_folder)
@@ -191,12 +192,13 @@ class _Work:
         }
 
     def _once(self, name: str, measure: Callable[[], Measured]) -> Measured:
-        """What is measured is kept, so that a cell that is killed goes on with the next. What needs no training is kept
-        with the model, so that cells that take one model as it is measure it once."""
+        """What is measured is kept, so that a cell that is killed goes on with the next. What needs no training is
+        that of the row whose model a cell takes as it is."""
         from remask.studies.measures import Measured
 
-        folder = self.run_folder.parent if name in MEASURES else self.folder
-        kept = folder / "measures" / f"{name.replace(':', '-')}.json"
+        if self.cell.row.model_of and name in MEASURES:
+            return self._of_origin(name)
+        kept = self.folder / "measures" / f"{name.replace(':', '-')}.json"
         if kept.is_file():
             values = json.loads(kept.read_bytes())
             examples = {metric: np.array(numbers) for metric, numbers in values["examples"].items()}
@@ -208,6 +210,16 @@ class _Work:
         examples = {metric: numbers.tolist() for metric, numbers in measured.examples.items()}
         artifacts.write_json(kept, {"examples": examples, "shown": measured.shown, "notes": list(measured.notes)})
         return measured
+
+    def _of_origin(self, name: str) -> Measured:
+        from remask.studies.measures import Measured
+
+        origin = self._origin_place()
+        result = read_result(origin)
+        assert result is not None, "_origin_place gives finished cells alone"
+        arrays = read_examples(origin.folder)
+        examples = {metric: arrays[metric] for metric in MEASURES[name] if metric in arrays}
+        return Measured(examples, result["shown"].get(name, {}), tuple(result["notes"].get(name, ())))
 
     def _task(self, task: str) -> Measured:
         """Fine-tune with the cell's seed, then score each dev example."""

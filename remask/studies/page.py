@@ -59,7 +59,7 @@ def _arrow(values: Values, metric: str) -> str:
 def _shown(value: float | None) -> str:
     if value is None:
         return "–"
-    return f"{value:.4g}" if abs(value) < 1e5 else f"{value:,.0f}"
+    return f"{value:#.4g}".rstrip(".") if abs(value) < 1e5 else f"{value:,.0f}"
 
 
 # -------------------------------------------------------------------------------------------------- the pictures

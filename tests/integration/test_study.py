@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -19,6 +20,7 @@ from remask.__main__ import cli
 from remask.config import build_run
 from remask.errors import MissingInputError
 from remask.progress import Progress
+from remask.studies.cells import EXAMPLES, read_examples
 from remask.studies.runner import study_cell
 from remask.studies.settings import StudyRun
 
@@ -154,9 +156,7 @@ def test_a_model_that_was_not_kept_is_trained_again_where_a_row_goes_on_from_it(
     assert results(out) == kept, "what was measured stands"
     assert study_cell(run, out, "longer", 0, progress=Progress(quiet=True))["metrics"] != made["metrics"]
 
-    # A model that a row takes as it is is not measured again: what is kept is believed, even this.
-    measured = Path(made["folder"]) / "measures" / "heldout.json"
-    values = json.loads(measured.read_text())
-    values["examples"]["bits_per_byte"] = [1.25]
-    measured.write_text(json.dumps(values))
+    # A model that a row takes as it is is not measured again: what stands in that row's files is believed, even this.
+    arrays = read_examples(Path(made["folder"])) | {"bits_per_byte": np.array([1.25])}
+    np.savez(Path(made["folder"]) / EXAMPLES, **arrays)
     assert study_cell(run, out, "taken", 0, progress=Progress(quiet=True))["metrics"]["bits_per_byte"] == 1.25
