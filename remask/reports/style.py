@@ -72,7 +72,8 @@ grid-template-columns:minmax(80px,34%) 1fr 52px;gap:10px}.fill .dot-track{height
 .badge{display:inline-block;border:1px solid var(--line);border-radius:9px;padding:0 7px;color:var(--soft);
 font-size:.76rem;white-space:nowrap}th button{all:unset;cursor:pointer;color:var(--soft);font-weight:600}
 th button:focus-visible{outline:2px solid var(--accent)}th[aria-sort] button{color:var(--accent)}
-table.sortable .number{white-space:nowrap}td.words{min-width:230px}
+table.sortable .number{white-space:nowrap}table.sortable td:first-child{min-width:9em}
+td.words{min-width:230px}
 ul.lines{padding-left:20px;margin:8px 0}ul.lines li{margin:5px 0}
 @media(max-width:640px){main{padding:20px 14px 48px}.dot-row{grid-template-columns:1fr auto;gap:2px 10px}
 .dot-track,.dot-axis{grid-column:1/3;grid-row:2}.dot-axis span:last-child{transform:translateX(-85%)}
