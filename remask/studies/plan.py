@@ -24,6 +24,9 @@ from remask.tasks.kinds import task_files
 from remask.tune.settings import FinetuneRun, recipe_of
 
 VERSION = 1  # of what is measured: a new one makes old results other results
+# Added to the seed of a run that goes on from another: with the same seed it would begin with the text and the masks
+# that the model has learned from already.
+GOES_ON = 1_000_000
 # Settings that say how much of another one; `times` multiplies that in their place. data.max_tokens: of the budget.
 _FOLLOWS = {
     "model.embedding_size": "model.hidden_size",
@@ -85,7 +88,7 @@ def make_plan(study: StudyRun) -> StudyPlan:
         run = runs[row.model_of or label]
         variant = json.dumps(row.tokenizer, sort_keys=True) if row.tokenizer else PLAIN
         for seed in range(study.seed, study.seed + study.seeds):
-            own = run.model_copy(update={"seed": seed})
+            own = run.model_copy(update={"seed": seed + (GOES_ON if row.start_from else 0)})
             cells.append(Cell(label, seed, row, own, variant, row.start_from or row.model_of))
     for label, row in study.rows.items():
         for task in tasks_of(study):

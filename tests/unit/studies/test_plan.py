@@ -76,6 +76,8 @@ def test_a_row_that_takes_a_model_comes_after_it_and_has_its_run() -> None:
     assert [cell.label for cell in plan.cells[:2]] == ["first", "first"]
     assert plan.cell("later", 1).run == plan.cell("first", 1).run
     assert plan.cell("further", 0).run.train.steps == 10
+    # What goes on does not read again what was read, under the masks it was read with.
+    assert {plan.cell("further", seed).run.seed for seed in (0, 1)}.isdisjoint({0, 1})
 
 
 @pytest.mark.parametrize(
