@@ -94,7 +94,6 @@ CHANGES: dict[str, str] = {
     "counted-sides-masks-20": f"{SIDES} data.masking.rate=0.2",
     "counted-sides-window-8": f"{SIDES} model.attention_window=8",
     "counted-sides-causal-25": f"{SIDES} objective.causal_share=0.25",
-    "counted-sides-causal-10": f"{SIDES} objective.causal_share=0.1",
     "counted-stable": f"{COUNTED} train.schedule=stable train.decay=0.3",
     "counted-vocabulary-8192": f"{COUNTED} vocabulary=8192",
     "counted-vocabulary-32768": f"{COUNTED} vocabulary=32768",
