@@ -9,8 +9,10 @@ keeping them (start.py).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 WEIGHT_UNIT = 1000  # weights by distance count in thousandths, so that sums are exact
 _STRETCH = 1 << 16  # tokens that are read or left out together
 _PAIRS_AT_ONCE = 8_000_000  # of one thread; 8 bytes each, and as much again while they are sorted
+_PMI_AT_ONCE = 1 << 17  # pairs
 
 
 def neighbour_counts(
@@ -53,12 +56,15 @@ def _counts(
     portions = [places[at : at + size] for at in range(0, len(places), size)]
     total = csr_array((vocab_size, vocab_size), dtype=np.int64)
     with ThreadPoolExecutor(threads) as pool:
-        # A few at a time: what was counted is added up before more is read.
-        for at in range(0, len(portions), threads):
+        # One portion more than there are threads: while it is counted, this thread adds up what is done.
+        counted: deque[Future[csr_array]] = deque()
+        for portion in portions:
             signals.check()
-            now = portions[at : at + threads]
-            for counted in pool.map(lambda portion: _count(portion, vocab_size, units, ordered), now):
-                total = total + counted
+            counted.append(pool.submit(_count, portion, vocab_size, units, ordered))
+            if len(counted) > threads:
+                total = total + counted.popleft().result()
+        for rest in counted:
+            total = total + rest.result()
     return total
 
 
@@ -82,8 +88,8 @@ def _count(portion: Sequence[tuple[Shard, int, int]], vocab_size: int, units: np
     """Pairs of some stretches: sorted keys, equal ones summed."""
     from scipy.sparse import csr_array
 
-    bits = max(1, (len(units) - 1).bit_length())
-    pieces = [key for place in portion for key in _keys(*place, vocab_size, len(units), bits, ordered)]
+    bits, id_bits = max(1, (len(units) - 1).bit_length()), vocab_size.bit_length()
+    pieces = [key for place in portion for key in _keys(*place, id_bits, len(units), bits, ordered)]
     keys = np.concatenate([np.zeros(0, np.int64), *pieces])  # stretches of one token have no pairs
     del pieces
     keys.sort()
@@ -93,15 +99,16 @@ def _count(portion: Sequence[tuple[Shard, int, int]], vocab_size: int, units: np
     starts = np.flatnonzero(is_first)
     pairs = pairs[starts]
     counts = np.add.reduceat(units[keys & ((1 << bits) - 1)], starts) if len(starts) else np.zeros(0, np.int64)
-    rows, columns = np.divmod(pairs, vocab_size)
+    rows, columns = pairs >> id_bits, pairs & ((1 << id_bits) - 1)
     ends_V = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=vocab_size))])
     return csr_array((counts, columns.astype(np.int32), ends_V.astype(np.int32)), shape=(vocab_size, vocab_size))
 
 
 def _keys(
-    shard: Shard, start: int, end: int, vocab_size: int, window: int, bits: int, ordered: bool
+    shard: Shard, start: int, end: int, id_bits: int, window: int, bits: int, ordered: bool
 ) -> Iterator[np.ndarray]:
-    """For every distance, the pairs of a stretch that lie in one document: pair << bits | distance - 1."""
+    """For every distance, the pairs of a stretch that lie in one document: left, right and distance - 1 as the bits of
+    one number."""
     ids_T = shard.ids[start:end].astype(np.int64)
     offsets = shard.document_offsets
     first, last = np.searchsorted(offsets, [start, end])
@@ -114,7 +121,7 @@ def _keys(
         left, right = left[together], right[together]
         if not ordered:
             left, right = np.minimum(left, right), np.maximum(left, right)
-        yield ((left * vocab_size + right) << bits) | (distance - 1)
+        yield (((left << id_bits) | right) << bits) | (distance - 1)
 
 
 def positive_pmi(counts_VV: csr_array, smoothing: float, shift: float, least: float = 0.0) -> csr_array:
@@ -127,11 +134,18 @@ def positive_pmi(counts_VV: csr_array, smoothing: float, shift: float, least: fl
     with np.errstate(divide="ignore"):
         log_token_V = np.log(sums_V)
         log_context_V = np.log(contexts_V) - np.log(contexts_V.sum())
-    rows = np.repeat(np.arange(len(sums_V), dtype=np.int32), np.diff(counts_VV.indptr))
-    pmi = np.log(counts_VV.data.astype(np.float64))
-    pmi -= log_token_V[rows]
-    pmi -= log_context_V[counts_VV.indices]
-    pmi -= np.log(shift)
-    kept = (pmi > 0) & (counts_VV.data >= least * WEIGHT_UNIT)
-    ends_V = np.concatenate([[0], np.cumsum(np.bincount(rows[kept], minlength=len(sums_V)))]).astype(np.int32)
-    return csr_array((pmi[kept].astype(np.float32), counts_VV.indices[kept], ends_V), shape=counts_VV.shape)
+    # Some rows at a time: what is computed of them stays in the cache.
+    ends_V, size = counts_VV.indptr, len(sums_V)
+    cuts = np.searchsorted(ends_V, np.arange(_PMI_AT_ONCE, counts_VV.nnz, _PMI_AT_ONCE))
+    parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for first, end in pairwise(np.unique([0, *cuts, size]).tolist()):
+        counts, columns = (whole[ends_V[first] : ends_V[end]] for whole in (counts_VV.data, counts_VV.indices))
+        rows = np.repeat(np.arange(end - first), np.diff(ends_V[first : end + 1]))
+        pmi = np.log(counts.astype(np.float64))
+        pmi -= log_token_V[first:end][rows]
+        pmi -= log_context_V[columns]
+        pmi -= np.log(shift)
+        kept = (pmi > 0) & (counts >= least * WEIGHT_UNIT)
+        parts.append((pmi[kept].astype(np.float32), columns[kept], np.bincount(rows[kept], minlength=end - first)))
+    values, columns, numbers_V = (np.concatenate(whole) for whole in zip(*parts, strict=True))
+    return csr_array((values, columns, np.concatenate([[0], numbers_V.cumsum()]).astype(np.int32)), shape=(size, size))
