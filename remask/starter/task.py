@@ -58,12 +58,13 @@ def make_task(
     rows = _library_rows(ordered, most) if is_python_docs else _pair_rows(ordered, most, seed)
     train = [row for row in rows if not row["test"]][:labels]
     test = [row for row in rows if row["test"]]
-    if min(len(train), len(test)) < MIN_ROWS:
-        return None
     # Labels that one side lacks cannot be learned or tested.
     shared = {row["label"] for row in train} & {row["label"] for row in test}
-    for name, part in (("train", train), ("test", test)):
-        _write(folder / f"{name}.jsonl", [row for row in part if row["label"] in shared])
+    train, test = ([row for row in part if row["label"] in shared] for part in (train, test))
+    if min(len(train), len(test)) < MIN_ROWS:
+        return None
+    _write(folder / "train.jsonl", train)
+    _write(folder / "test.jsonl", test)
     sizes = f"{len(train):,} passages to learn from, {len(test):,} of other {{}} to test on."
     if is_python_docs:
         question = "which library is this passage from?"

@@ -68,6 +68,17 @@ def test_which_library_no_module_on_both_sides(tmp_path: Path) -> None:
         assert places[int(number[1:-1])].startswith(row["label"])
 
 
+def test_a_library_that_is_only_tested_is_left_out_and_not_counted(tmp_path: Path) -> None:
+    sizes = {"alpha": 90, "beta": 90, "gamma": 12}
+    places = [f"{library}.module{number}" for library, size in sizes.items() for number in range(size)]
+    found = documents(tmp_path / "d", places)
+    task = make_task(found, tmp_path, is_python_docs=True, most=300, labels=40, seed=5)  # in its order gamma comes late
+    assert task is not None
+    train, test = rows(task.train), rows(task.test)
+    assert {row["label"] for row in train} == {row["label"] for row in test} == {"alpha", "beta"}
+    assert task.description.startswith(f"{len(train)} passages to learn from, {len(test)} of other modules")
+
+
 def test_same_document_pairs_stay_on_their_side(tmp_path: Path) -> None:
     places = [f"file{number}.txt" for number in range(80)]
     task = make_task(documents(tmp_path / "d", places), tmp_path, is_python_docs=False, most=300, labels=100, seed=0)
