@@ -85,8 +85,9 @@ def test_a_sample_is_spread_over_the_text_and_no_larger_than_asked(
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("smoothing, shift, least", [(1.0, 1.0, 0.0), (0.75, 2.0, 0.0), (0.75, 1.0, 1.5)])
 def test_pmi_is_that_of_the_definition(
-    tmp_path: Path, smoothing: float, shift: float, least: float, ordered: bool
+    tmp_path: Path, smoothing: float, shift: float, least: float, ordered: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(counting, "_PMI_AT_ONCE", 20)  # a few rows at a time
     tokens = prepared(tmp_path / "data", {"a.train.00000": documents(3)})
     if ordered:
         counts = counting.following_counts(tokens, VOCAB, 10**6)
